@@ -1,0 +1,37 @@
+# The same targets by hand and in CI. `make setup` builds .venv from nothing.
+VENV ?= .venv
+PYTHON ?= python3.11
+RUN := $(VENV)/bin
+
+.PHONY: setup models check format test docs bench-core build clean
+
+setup:
+	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
+
+# The last line printed is the directory of the model.
+models:
+	@$(RUN)/python scripts/models.py
+
+check:
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+
+format:
+	$(RUN)/ruff format .
+	$(RUN)/ruff check --fix .
+
+test:
+	$(RUN)/pytest
+
+docs:
+	$(RUN)/mkdocs build --strict --quiet --site-dir site
+
+bench-core:
+	@$(RUN)/python scripts/bench_core.py
+
+build:
+	$(RUN)/python -m build
+
+clean:
+	rm -rf site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

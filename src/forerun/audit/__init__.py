@@ -1,0 +1,1 @@
+"""Proofs that speculation changed nothing. `exact` proves forerun's own core by enumeration."""

@@ -1,0 +1,153 @@
+"""Float tensors and compiled kernels against the exact code, bit for bit on dyadic numbers.
+
+Dyadic probabilities with few bits make every float operation exact, so any difference is a difference in
+logic. The grids are exhaustive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.audit.exact.registry import Kind, Row, lenient_by
+from forerun.audit.exact.rounds import Verifier
+from forerun.audit.exact.worlds import Law, as_row
+from forerun.core.block import block
+from forerun.core.forest import Forest
+from forerun.core.nucleus import keep_nucleus, nucleus_by_sorting
+from forerun.core.race import clocks, race, race_rows
+from forerun.core.reject import reject
+from forerun.types import Draft, Proposal, Verdict
+
+
+def dyadic_laws(vocab_size: int, parts: int) -> list[Law]:
+    """Every distribution whose probabilities are multiples of 1/parts."""
+    weights = (w for w in product(range(parts + 1), repeat=vocab_size) if sum(w) == parts)
+    return [tuple(Fraction(w_x, parts) for w_x in w) for w in weights]
+
+
+def dyadic_numbers(parts: int) -> list[Fraction]:
+    """0, 1/parts, ... below 1."""
+    return [Fraction(n, parts) for n in range(parts)]
+
+
+class Grid:
+    """Requests on a grid: trees of one shape, with p and q per row, u per row and v per request."""
+
+    def __init__(
+        self, parents: tuple[int, ...], vocab_size: int, parts: int, dice: int, *, replacement: bool = True
+    ) -> None:
+        laws = dyadic_laws(vocab_size, parts)
+        inner = sorted(set(parents))
+        numbers = dyadic_numbers(dice)
+        self.drafts: list[tuple[tuple[int, ...], dict[int, Law]]] = []
+        self.p: list[Law] = []
+        self.u: list[Fraction] = []
+        self.v: list[Fraction] = []
+        self.parents, self.replacement = parents, replacement
+        for qs, tokens in product(
+            product(laws, repeat=len(inner)), product(range(vocab_size), repeat=len(parents))
+        ):
+            q = dict(zip(inner, qs, strict=True))
+            if not self._drawable(tokens, q):
+                continue
+            for ps in product(laws, repeat=len(inner)):
+                for judges in product(numbers, repeat=len(parents)):
+                    self._add(tokens, q, dict(zip(inner, ps, strict=True)), judges, numbers)
+
+    def _drawable(self, tokens: tuple[int, ...], q: dict[int, Law]) -> bool:
+        """Whether q can have drawn these tokens."""
+        siblings = list(zip(self.parents, tokens, strict=True))
+        possible = all(q[parent][token] > 0 for parent, token in siblings)
+        return possible and (self.replacement or len(set(siblings)) == len(siblings))
+
+    def _add(
+        self, tokens: Any, q: dict[int, Law], p: dict[int, Law], judges: Any, numbers: list[Fraction]
+    ) -> None:
+        """One request for every v."""
+        leaf = tuple(Fraction(int(x == 0)) for x in range(len(next(iter(p.values())))))
+        for v in numbers:
+            self.drafts.append((tokens, q))
+            self.p += [p.get(node, leaf) for node in range(-1, len(tokens))]
+            self.u += [Fraction(0), *judges]
+            self.v.append(v)
+
+    def forest(self, as_array: Any) -> Forest:
+        """The requests with q in this kind of array."""
+        q = {id(law): as_array(law) for _, qs in self.drafts for law in qs.values()}
+        return Forest.pack(
+            [
+                Draft(
+                    np.array(tokens),
+                    np.array(self.parents),
+                    np.ones(len(tokens), dtype=bool),
+                    {node: Proposal(q[id(law)], self.replacement) for node, law in qs.items()},
+                )
+                for tokens, qs in self.drafts
+            ]
+        )
+
+    def exact(self, verify: Verifier) -> list[Verdict]:
+        """The verdicts in rational numbers."""
+        p = np.array(self.p, dtype=object)
+        return verify(self.forest(as_row), p, np.array(self.u, dtype=object), np.array(self.v, dtype=object))
+
+    def floats(self, verify: Verifier) -> list[Verdict]:
+        """The verdicts in float32."""
+        p = torch.tensor([[float(p_x) for p_x in law] for law in self.p])
+        u, v = (np.array([float(x) for x in numbers]) for numbers in (self.u, self.v))
+        return verify(self.forest(lambda law: torch.tensor([float(q_x) for q_x in law])), p, u, v)
+
+
+def compare_verifiers() -> Iterator[Row]:
+    """Every verifier in float32 against itself in rational numbers."""
+    pair, chain = (-1, -1), (-1, 0)
+    subjects: list[tuple[str, Verifier, list[Grid]]] = [
+        (
+            "reject in float32",
+            reject,
+            [
+                Grid((-1,), 2, 8, 8),
+                Grid((-1,), 3, 4, 4),
+                Grid(pair, 2, 4, 4),
+                Grid(pair, 2, 4, 4, replacement=False),
+            ],
+        ),
+        ("block in float32", block, [Grid((-1,), 2, 8, 8), Grid(chain, 2, 2, 4)]),
+        ("lenient in float32", lenient_by(Fraction(1, 2)), [Grid((-1,), 2, 8, 8)]),
+    ]
+    for name, verify, grids in subjects:
+        held = all(grid.floats(verify) == grid.exact(verify) for grid in grids)
+        yield Row(name, Kind.KERNEL, held, len(grids), sum(len(grid.v) for grid in grids))
+
+
+def compare_race() -> Row:
+    """The compiled race against the race as it is stated."""
+    laws = [law + (Fraction(0),) * 70 + law for law in dyadic_laws(3, 4)]
+    p = torch.tensor([[float(p_x) / 2 for p_x in law] for law in laws])
+    held, num_outcomes = True, 0
+    for key, position in product((0, 1, 2**63 - 1, 12345), (0, 1, 7, 2**33)):
+        winners = race_rows(p, np.full(len(p), key), np.full(len(p), position))
+        stated = [race(row.tolist(), clocks(p.shape[1], key, position)) for row in p]
+        held &= winners.tolist() == stated
+        num_outcomes += len(p)
+    return Row("race, compiled", Kind.KERNEL, held, len(laws), num_outcomes)
+
+
+def compare_nucleus() -> Row:
+    """The compiled top-p against the one that sorts."""
+    laws = dyadic_laws(4, 8)
+    p = torch.tensor([[float(p_x) for p_x in law] for law in laws])
+    held, num_outcomes = True, 0
+    for top_p in (*np.arange(1, 8) / 8, 1e-9, 0.3, 0.999):
+        compiled = p.clone()
+        keep_nucleus(compiled, np.full(len(p), top_p))
+        cut = torch.full((len(p),), 1.0) - torch.full((len(p),), float(top_p))
+        held &= torch.equal(compiled, nucleus_by_sorting(p, cut))
+        num_outcomes += len(p)
+    return Row("top-p, compiled", Kind.KERNEL, held, len(laws), num_outcomes)

@@ -1,0 +1,42 @@
+"""All exact audits, one row at a time, so that a caller can show them as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, prove_race
+from forerun.audit.exact.kernels import compare_nucleus, compare_race, compare_verifiers
+from forerun.audit.exact.mutants import MUTANTS, catch, catch_bound
+from forerun.audit.exact.registry import HONEST, Row, prove, prove_lenient
+
+NUM_ROWS = 45
+"""How many rows a whole run has; a test holds it to the truth."""
+
+
+def run() -> Iterator[Row]:
+    """Every verifier, kernel and mutant."""
+    yield from prove_follow()
+    yield from prove_race()
+    yield from (prove(subject) for subject in HONEST)
+    yield from prove_lenient()
+    yield from prove_lenient_greedy()
+    yield from compare_verifiers()
+    yield compare_race()
+    yield compare_nucleus()
+    yield from (catch(mutant) for mutant in MUTANTS)
+    yield catch_bound()
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """A row for machines; what it claims is a key of its own: equal, bounded, agrees or caught."""
+    values: dict[str, Any] = {
+        "name": row.name,
+        "kind": row.kind.name.lower(),
+        row.kind.value: row.held,
+        "cases": row.num_cases,
+        "outcomes": row.num_outcomes,
+    }
+    if row.distance is not None:
+        values |= {"distance": str(row.distance), "distance_float": float(row.distance)}
+    return values

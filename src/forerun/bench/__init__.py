@@ -1,0 +1,1 @@
+"""Measures, and pictures of what was measured or is to be expected."""

@@ -1,0 +1,39 @@
+"""`forerun`: the commands and their order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forerun.cli.audit import audit
+from forerun.cli.theory import theory
+
+app = typer.Typer(
+    help="Lossless speculative decoding: faster, with the same words.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(audit, name="audit")
+app.command()(theory)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from forerun import __version__
+
+        typer.echo(f"forerun {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Lossless speculative decoding: faster, with the same words."""

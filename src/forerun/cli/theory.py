@@ -1,0 +1,132 @@
+"""`forerun theory`: what speculation can gain, from acceptance and cost alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+
+TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
+TABLE_4 = (
+    ("EnDe", "T5-small", 0, 7, 0.75, 0.02, 3.2),
+    ("EnDe", "T5-base", 0, 7, 0.80, 0.04, 3.3),
+    ("EnDe", "T5-large", 0, 7, 0.82, 0.11, 2.5),
+    ("EnDe", "T5-small", 1, 7, 0.62, 0.02, 2.3),
+    ("EnDe", "T5-base", 1, 5, 0.68, 0.04, 2.4),
+    ("EnDe", "T5-large", 1, 3, 0.71, 0.11, 2.0),
+    ("CNNDM", "T5-small", 0, 5, 0.65, 0.02, 2.4),
+    ("CNNDM", "T5-base", 0, 5, 0.73, 0.04, 2.6),
+    ("CNNDM", "T5-large", 0, 3, 0.74, 0.11, 2.0),
+    ("CNNDM", "T5-small", 1, 5, 0.53, 0.02, 1.9),
+    ("CNNDM", "T5-base", 1, 3, 0.55, 0.04, 1.8),
+    ("CNNDM", "T5-large", 1, 3, 0.56, 0.11, 1.6),
+)
+"""The settings of the paper's tables; of table 4 also the expected gain it prints."""
+
+
+def theory(
+    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="The chance that a guess stands.")] = None,
+    cost: Annotated[
+        float, typer.Option(min=0, help="The cost of one guess, as a share of a run of the target.")
+    ] = 0.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw figures 2 to 4 of the paper to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """What speculation can gain, by Leviathan et al. 2023.
+
+    Tokens per run of the target, wall-time gain and operations, for every number of guesses up to the best.
+    """
+    if plot is not None:
+        from forerun.bench.figures import draw_theory
+        from forerun.errors import MissingExtra
+
+        try:
+            draw_theory(plot)
+        except MissingExtra as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from error
+        typer.echo(f"drawn to {plot}", err=True)
+    if as_json:
+        typer.echo(json.dumps(_report(alpha, cost), indent=2))
+    elif plot is None or alpha is not None:
+        _print(alpha, cost)
+
+
+def _report(alpha: float | None, cost: float) -> dict[str, Any]:
+    """Everything as values: the settings asked for, and the tables of the documents it rests on."""
+    from forerun.core import theory as t
+
+    return {
+        "alpha": {f"{a:g}": _lines(a, cost) for a in ([alpha] if alpha is not None else ALPHAS)},
+        "table_1": [
+            {"alpha": a, "gamma": g, "operations": t.operations(a, g), "speed": t.speedup(a, g)}
+            for a, g in TABLE_1
+        ],
+        "table_4": [
+            {
+                "task": task,
+                "draft": draft,
+                "temperature": temperature,
+                "gamma": g,
+                "alpha": a,
+                "c": c,
+                "exp": t.speedup(a, g, c),
+                "printed": printed,
+            }
+            for task, draft, temperature, g, a, c, printed in TABLE_4
+        ],
+        "accepted_of_4": {f"{a:g}": t.expected_accepted(a, 4) for a in (0.5, 0.7, 0.9)},
+    }
+
+
+def _lines(alpha: float, cost: float) -> dict[str, Any]:
+    """The gains at one alpha, up to a few guesses beyond the best."""
+    from forerun.core import theory as t
+
+    best = t.best_gamma(alpha, cost, most=32)
+    return {
+        "cost": cost,
+        "best_gamma": best,
+        "gammas": [
+            {
+                "gamma": g,
+                "tokens": t.expected_tokens(alpha, g),
+                "speedup": t.speedup(alpha, g, cost),
+                "operations": t.operations(alpha, g, cost),
+            }
+            for g in range(max(1, min(best + 3, 32)) + 1)
+        ],
+    }
+
+
+def _print(alpha: float | None, cost: float) -> None:
+    """A table for people: all gammas of one alpha, or the best gamma of many."""
+    from rich.console import Console
+    from rich.table import Table
+
+    one = alpha is not None
+    title = f"alpha {alpha:g}, cost {cost:g}" if one else f"the best number of guesses at cost {cost:g}"
+    table = Table(title=title, title_justify="left")
+    for name in (("guesses",) if one else ("alpha", "guesses")) + (
+        "tokens per run",
+        "speed-up",
+        "operations",
+    ):
+        table.add_column(name, justify="right")
+    for a in (alpha,) if alpha is not None else ALPHAS:
+        lines = _lines(a, cost)
+        for line in lines["gammas"]:
+            best = line["gamma"] == lines["best_gamma"]
+            if one or best:
+                cells = [f"{line['tokens']:.2f}", f"{line['speedup']:.2f}x", f"{line['operations']:.2f}x"]
+                head = [str(line["gamma"])] if one else [f"{a:g}", str(line["gamma"])]
+                table.add_row(*head, *cells, style="bold green" if one and best else None)
+    console = Console()
+    console.print(table)
+    if one:
+        best = _lines(alpha or 0.0, cost)["best_gamma"]
+        console.print(f"Best: {best} guesses a step." if best else "Best: do not guess.", style="bold")

@@ -1,0 +1,87 @@
+"""The one configuration, the same JSON in Python, on the command line and in the server.
+
+Unknown keys are refused with the nearest known one, since a setting that is silently ignored is a setting
+that lies.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from forerun.errors import ConfigurationError, UnknownKey
+
+
+class SpeculationConfig(BaseModel):
+    """Who guesses, how far at most, and how guesses are judged. The defaults need no tuning."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    drafters: tuple[str, ...] = Field(
+        default=("auto",),
+        min_length=1,
+        description="who guesses: auto (whatever needs no second model), or names of drafters",
+    )
+    draft_model: str | None = Field(default=None, description="a smaller model of the same family")
+    max_draft: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=64, description="the most guesses a request gets in one step; 0 is plain decoding"
+    )
+    share_outputs: bool = Field(
+        default=False, description="guess from other requests' outputs, within one cache_salt"
+    )
+    corpora: tuple[Path, ...] = Field(default=(), description="files of text to guess from")
+    verifier: Literal["auto", "follow", "reject", "block"] = Field(
+        default="auto", description="how guesses sampled from a q are judged; the others are followed"
+    )
+    lenience: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="below 1 it is lossy: no token more than 1/lenience times as likely as it should be",
+    )
+
+    def __init__(self, **values: Any) -> None:
+        """Every fault becomes a `ConfigurationError` that says what to do."""
+        unknown = sorted(set(values) - set(type(self).model_fields))
+        if unknown:
+            raise UnknownKey(_unknown(unknown[0], list(type(self).model_fields)))
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the configuration"
+            raise ConfigurationError(f"{where}: {first['msg']}; got {first['input']!r}") from error
+
+    @model_validator(mode="after")
+    def _lenience_has_a_rule(self) -> SpeculationConfig:
+        if self.lenience < 1 and self.verifier in {"follow", "block"}:
+            raise ValueError(f"lenience goes with the verifiers auto and reject, not with {self.verifier}")
+        return self
+
+    @classmethod
+    def parse(cls, given: str | Path | dict[str, Any]) -> SpeculationConfig:
+        """Read JSON text, a file of it, or a dict."""
+        return cls(**(given if isinstance(given, dict) else _read_json(given)))
+
+
+def _read_json(given: str | Path) -> dict[str, Any]:
+    """The value of JSON text, or of the file at a path."""
+    is_text = isinstance(given, str) and given.lstrip().startswith("{")
+    try:
+        values = json.loads(str(given) if is_text else Path(given).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration {given}: {error.strerror}") from error
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"the configuration is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"the configuration must be a JSON object; got {type(values).__name__}")
+    return values
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    """The message for an unknown key, with the nearest known one."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown configuration key {key!r}; {hint}"

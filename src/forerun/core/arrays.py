@@ -1,0 +1,197 @@
+"""The few operations that torch tensors and NumPy arrays of Fractions spell differently.
+
+Everything else in `core` is written with operators that both have. Wide arrays ([rows, vocabulary]) stay
+where the engine made them; narrow ones (a number per request) are NumPy on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from forerun.errors import InvalidDistribution
+from forerun.types import IntArray
+
+Wide: TypeAlias = Any
+"""[rows, vocabulary]: a float tensor, or a NumPy array of Fractions."""
+
+Narrow: TypeAlias = Any
+"""A number per row on the host: a NumPy array of float64 or of Fractions."""
+
+
+_MOST_DOUBLINGS = 120
+"""2 to this power is still a float32."""
+
+
+_SMALL = 2.0**-20
+"""Masses above this are near enough to 1."""
+
+
+class Rows(Protocol):
+    """Rows on demand. A tensor is one; so is anything that computes only the rows it is asked for.
+
+    It may also have `chances(rows, columns)`, where single entries are cheaper than whole rows.
+    """
+
+    def __getitem__(self, rows: IntArray, /) -> Wide: ...
+
+
+def on_cpu(wide: Wide) -> bool:
+    """Whether compiled loops can run over these rows."""
+    return isinstance(wide, torch.Tensor) and wide.device.type == "cpu"
+
+
+def take(source: Any, rows: IntArray) -> Wide:
+    """A copy of these rows. `index_select` is some forty times faster than indexing with a NumPy array."""
+    if isinstance(source, torch.Tensor):
+        return source.index_select(0, torch.from_numpy(rows).to(source.device))
+    return source[rows]
+
+
+def among(wide: Wide, rows: IntArray) -> Wide:
+    """These rows, to be read: a copy, or the whole itself where they are all of it, in order."""
+    return wide if _are_all(rows, wide) else take(wide, rows)
+
+
+def stack(rows: Sequence[Any]) -> Wide:
+    """One wide array of separate rows."""
+    if isinstance(rows[0], torch.Tensor):
+        return torch.stack(list(rows))
+    return np.stack(list(rows))
+
+
+def entry(row: Any, column: int) -> Any:
+    """One entry of one row, as a number on the host."""
+    if isinstance(row, torch.Tensor):
+        return float(row.numpy()[column]) if row.device.type == "cpu" else row[column].item()
+    return row[column]
+
+
+def entries(wide: Wide, rows: IntArray, columns: IntArray) -> Narrow:
+    """wide[rows[i], columns[i]] for every i."""
+    if isinstance(wide, torch.Tensor):
+        at = torch.from_numpy(rows * wide.shape[1] + columns).to(wide.device)
+        return wide.take(at).double().numpy(force=True)
+    return wide[rows, columns]
+
+
+def chances(source: Any, rows: IntArray, columns: IntArray) -> Narrow:
+    """source[rows[i], columns[i]] for every i, without reading more than that where it knows how."""
+    return source.chances(rows, columns) if hasattr(source, "chances") else entries(source, rows, columns)
+
+
+def put(wide: Wide, rows: IntArray, values: Wide) -> Wide:
+    """The array with these rows overwritten, in place; or the values themselves, where they are all of it."""
+    if _are_all(rows, wide):
+        return values
+    if isinstance(wide, torch.Tensor):
+        return wide.index_copy_(0, torch.from_numpy(rows).to(wide.device), values)
+    wide[rows] = values
+    return wide
+
+
+def clear(wide: Wide, rows: IntArray, columns: IntArray) -> None:
+    """Set wide[rows[i], columns[i]] to zero for every i."""
+    if isinstance(wide, torch.Tensor) and len(rows):
+        wide[torch.from_numpy(rows).to(wide.device), torch.from_numpy(columns).to(wide.device)] = 0
+    elif len(rows):
+        wide[rows, columns] = 0
+
+
+def ones_beside(wide: Wide) -> Narrow:
+    """A one per row, of the kind of number that goes with these rows."""
+    return np.ones(len(wide), dtype=np.float64 if isinstance(wide, torch.Tensor) else object)
+
+
+def scaled(wide: Wide, factors: Narrow) -> Wide:
+    """Each row times its own number."""
+    return wide * _column(wide, factors)
+
+
+def positive(wide: Wide) -> Wide:
+    """max(x, 0), entry by entry, of an array nobody else holds."""
+    if isinstance(wide, torch.Tensor):
+        return wide.clamp_min_(0)
+    return wide * (wide > 0)
+
+
+def mass(wide: Wide) -> Narrow:
+    """The sum of each row."""
+    if isinstance(wide, torch.Tensor):
+        return wide.sum(-1).double().numpy(force=True)
+    return wide.sum(-1)
+
+
+def peak(wide: Wide) -> tuple[IntArray, Narrow]:
+    """Each row's first largest entry: where, and how large."""
+    if isinstance(wide, torch.Tensor):
+        top, where = wide.max(-1)
+        return where.numpy(force=True), top.double().numpy(force=True)
+    where = wide.argmax(-1)
+    return where, entries(wide, np.arange(len(wide)), where)
+
+
+def first_largest(wide: torch.Tensor, rows: IntArray) -> IntArray:
+    """The first largest entry of these rows, which must be a number.
+
+    On the CPU row by row with NumPy, whose argmax is vectorised and needs no copy of the rows.
+    """
+    if on_cpu(wide) and wide.dtype == torch.float32:
+        table = wide.numpy()
+        where = np.array([table[row].argmax() for row in rows.tolist()], dtype=np.int64)
+    else:
+        where = take(wide, rows).argmax(-1).numpy(force=True)
+    if not np.isfinite(entries(wide, rows, where)).all():
+        raise InvalidDistribution("the largest logit of a row is NaN or infinite: check the model's output")
+    return where
+
+
+def cumulative(wide: Wide) -> Wide:
+    """Running sums along each row; in float64, since 256k float32 additions lose small tokens."""
+    if isinstance(wide, torch.Tensor):
+        return wide.cumsum(-1, dtype=torch.float64)
+    return wide.cumsum(-1)
+
+
+def count(condition: Any) -> IntArray:
+    """How many entries of each row are true."""
+    if isinstance(condition, torch.Tensor):
+        return condition.sum(-1).numpy(force=True)
+    return np.asarray(condition.sum(-1), dtype=np.int64)
+
+
+def near_one(wide: Wide, rows: IntArray) -> tuple[Wide, Narrow]:
+    """The array with these rows times powers of two that bring their masses near 1; and those masses.
+
+    Powers of two are exact, and no decision depends on the scale of a residual; without this a long run of
+    refused siblings would underflow. Fractions do not underflow and are left alone.
+    """
+    some = among(wide, rows)
+    masses = mass(some)
+    if not isinstance(wide, torch.Tensor) or (masses > _SMALL).all():
+        return wide, masses
+    factors = np.ldexp(1.0, np.clip(-np.frexp(masses)[1], -_MOST_DOUBLINGS, _MOST_DOUBLINGS))
+    return put(wide, rows, scaled(some, factors)), masses * factors
+
+
+def ratio_near_one(a: Narrow, b: Narrow) -> tuple[Narrow, Narrow]:
+    """a and b times a common power of two that brings b near 1, so that long products do not underflow."""
+    if b.dtype == object:
+        return a, b
+    exponent = np.frexp(b)[1]
+    return np.ldexp(a, -exponent), np.ldexp(b, -exponent)
+
+
+def _column(wide: Wide, numbers: Narrow) -> Any:
+    """A number per row, as a column beside `wide`."""
+    if isinstance(wide, torch.Tensor):
+        return torch.from_numpy(np.asarray(numbers, dtype=np.float64)).to(wide.device, wide.dtype)[:, None]
+    return np.asarray(numbers)[:, None]
+
+
+def _are_all(rows: IntArray, wide: Wide) -> bool:
+    """Whether these are all rows of an array, in order."""
+    return len(rows) == len(wide) and bool((rows == np.arange(len(rows))).all())

@@ -1,0 +1,100 @@
+"""The decisions about one guess, over any array type: does it stand, what is left to say, which token is it?
+
+Leviathan et al., section 2.3, with two liberties that change nothing: p and q may have any mass, since
+comparing by cross-multiplication needs no division; and all requests of a batch decide side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from forerun.core import arrays
+from forerun.core.arrays import Narrow, Wide
+from forerun.core.compiled import compiled, loosely_compiled, over_rows
+from forerun.errors import InvalidDistribution
+from forerun.types import IntArray
+
+
+def stands(u: Narrow, p_x: Narrow, q_x: Narrow, p_mass: Narrow = 1, q_mass: Narrow = 1) -> Narrow:
+    """Whether guess x, drawn from q, is kept: true with probability min(1, p(x) / q(x))."""
+    return u * q_x * p_mass < p_x * q_mass
+
+
+def residual(p: Wide, q: Wide, p_mass: Narrow, q_mass: Narrow) -> Wide:
+    """What is left to say when a guess from q was refused: max(p - q, 0), up to scale."""
+    if (p_mass == 1).all() and (q_mass == 1).all():
+        return arrays.positive(p - q)
+    return arrays.positive(arrays.scaled(p, q_mass) - arrays.scaled(q, p_mass))
+
+
+def pick(weights: Wide, v: Narrow) -> IntArray:
+    """Draw one token per row: the first whose running sum exceeds v of the total.
+
+    Weights need not sum to 1. A token of weight 0 is never picked, even where v times the total rounds up
+    to the total. On the CPU a compiled kernel does the same without storing the sums.
+    """
+    if arrays.on_cpu(weights):
+        picked = np.empty(len(v), dtype=np.int64)
+        over_rows(_pick_some, len(v), weights.numpy(), v, picked)
+    else:
+        picked = pick_by_sums(weights, v)
+    if (picked < 0).any():
+        raise InvalidDistribution(
+            "a row has nothing to draw from: its weights are NaN or all 0; check the logits"
+        )
+    return picked
+
+
+def pick_by_sums(weights: Wide, v: Narrow) -> IntArray:
+    """`pick` as it is stated, over any array type; -1 where there is nothing to draw from."""
+    running = arrays.cumulative(weights)
+    total = running[:, -1:]
+    last_with_weight = arrays.count(running < total)
+    picked = np.minimum(arrays.count(running <= arrays.scaled(total, v)), last_with_weight)
+    return np.where(arrays.count(total > 0) == 1, picked, -1)
+
+
+_SPAN = 2048
+
+
+@compiled
+def _pick_some(first: int, last: int, weights: Any, v: Any, picked: Any) -> None:
+    """`pick_by_sums` for the rows from first to last, a span of tokens at a time and nothing stored."""
+    for row in range(first, last):
+        total = _sum(weights[row])
+        goal = v[row] * total
+        running, where = 0.0, -1
+        for begin in range(0, weights.shape[1], _SPAN):
+            part = _sum(weights[row, begin : begin + _SPAN])
+            if part > 0:
+                where = begin
+            if running + part > goal:
+                break
+            running += part
+        if where >= 0 and total > 0:
+            where += _first_exceeding(weights[row, where : where + _SPAN], running, goal)
+        picked[row] = where if total > 0 else -1
+
+
+@compiled
+def _first_exceeding(span: Any, running: float, goal: float) -> int:
+    """Where the running sum passes the goal, or the last entry that has weight."""
+    last = 0
+    for x in range(len(span)):
+        if span[x] > 0:
+            running += span[x]
+            last = x
+            if running > goal:
+                break
+    return last
+
+
+@loosely_compiled("reassoc")
+def _sum(span: Any) -> float:
+    """The sum of a few entries in float64, in whatever order is fastest."""
+    total = 0.0
+    for x in range(len(span)):
+        total += span[x]
+    return total

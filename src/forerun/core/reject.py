@@ -1,0 +1,123 @@
+"""`reject`: keep a sampled guess as often as the target would have said it.
+
+Algorithm 1 of Leviathan et al., with the children of a node tried in turn against what is left of p, so
+that chains and trees are one function (Stratos, section 2; Miao et al. 2024). A chosen guess is one drawn
+from a point mass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forerun.core import arrays
+from forerun.core.arrays import Narrow, Rows, Wide
+from forerun.core.decisions import pick, residual, stands
+from forerun.core.forest import NONE, Forest
+from forerun.types import BoolArray, IntArray, Verdict
+
+
+def reject(forest: Forest, p: Rows, u: Narrow, v: Narrow) -> list[Verdict]:
+    """Emit tokens with the law of p: u[row] judges the guess at that row, v[request] draws its last token.
+
+    All requests side by side: each goes down its first guesses while they stand, then tries the siblings of
+    the one that did not; it goes on from there, or says another token.
+    """
+    here = forest.roots.copy()
+    next_tokens = np.zeros(forest.num_requests, dtype=np.int64)
+    walking = np.arange(forest.num_requests)
+    while walking.size:
+        rows = here[walking] = _descend(forest, here[walking], p, u)
+        crossing = Crossing(forest, rows, arrays.take(p, rows))
+        kept = crossing.first_that_stands(u)
+        ended = np.flatnonzero(kept == NONE)
+        who = walking[ended]
+        next_tokens[who] = pick(arrays.among(crossing.p, ended), v[who])
+        walking = walking[kept != NONE]
+        here[walking] = kept[kept != NONE]
+    return forest.verdicts(here, next_tokens)
+
+
+def _descend(forest: Forest, rows: IntArray, p: Rows, u: Narrow) -> IntArray:
+    """How far down each request gets while first guesses stand; p(x) alone is read of p."""
+    rows = rows.copy()
+    going = np.arange(len(rows))
+    while going.size:
+        guesses = forest.first_child[rows[going]]
+        going, guesses = going[guesses != NONE], guesses[guesses != NONE]
+        p_x = arrays.chances(p, rows[going], forest.tokens[guesses])
+        standing = stands(u[guesses], p_x, forest.q_of(guesses))
+        going = going[standing]
+        rows[going] = guesses[standing]
+    return rows
+
+
+class Crossing:
+    """Where requests stand before their guesses, and what is left of p there as one after another is refused.
+
+    p starts as a distribution and then loses mass, which is kept beside it rather than divided out.
+    """
+
+    def __init__(self, forest: Forest, rows: IntArray, p: Wide) -> None:
+        self.forest = forest
+        self.rows = rows
+        self.p = p
+        self.p_mass = arrays.ones_beside(p)
+
+    def first_that_stands(self, u: Narrow) -> IntArray:
+        """The child each request moves to, or `NONE`: then p holds what is left to draw from.
+
+        A first guess that has failed before meets the same number again, and fails again.
+        """
+        kept = np.full(len(self.rows), NONE)
+        guess = self.forest.first_child[self.rows]
+        trying = np.flatnonzero(guess != NONE)
+        while trying.size:
+            standing = self._judge(trying, guess[trying], u)
+            kept[trying[standing]] = guess[trying[standing]]
+            trying = trying[~standing]
+            guess[trying] = self.forest.next_sibling[guess[trying]]
+            trying = trying[guess[trying] != NONE]
+        return kept
+
+    def _judge(self, at: IntArray, guesses: IntArray, u: Narrow) -> BoolArray:
+        """Which guesses stand. The others are taken out of p, unless nothing else could be said.
+
+        In exact arithmetic that exception never applies: where q leaves nothing of p, p is q and every
+        guess stands. In floats it turns a rounding error into the right answer.
+        """
+        p_x = arrays.entries(self.p, at, self.forest.tokens[guesses])
+        q_x = self.forest.q_of(guesses)
+        standing: BoolArray = stands(u[guesses], p_x, q_x, self.p_mass[at], self._q_mass(guesses))
+        refused = np.flatnonzero(~standing)
+        if refused.size:
+            self._take_out(at[refused], guesses[refused])
+            standing[refused] = self.p_mass[at[refused]] == 0
+        return standing
+
+    def _take_out(self, at: IntArray, guesses: IntArray) -> None:
+        """Reduce p to what is left after these guesses were refused."""
+        drawn = self.forest.sampled[guesses]
+        arrays.clear(self.p, at[~drawn], self.forest.tokens[guesses[~drawn]])
+        if drawn.any():
+            q, q_mass = self._q(guesses[drawn])
+            left = residual(arrays.among(self.p, at[drawn]), q, self.p_mass[at[drawn]], q_mass)
+            self.p = arrays.put(self.p, at[drawn], left)
+        self.p, self.p_mass[at] = arrays.near_one(self.p, at)
+
+    def _q(self, guesses: IntArray) -> tuple[Wide, Narrow]:
+        """What each guess was drawn from: q, less the siblings before it if they were not replaced."""
+        q = self.forest.q_rows(self.forest.parent[guesses])
+        mass = arrays.ones_beside(q)
+        rows, tokens = self.forest.drawn_before(guesses)
+        arrays.clear(q, rows, tokens)
+        changed = np.unique(rows)
+        mass[changed] = arrays.mass(arrays.among(q, changed))
+        return q, mass
+
+    def _q_mass(self, guesses: IntArray) -> Narrow:
+        """How much of q each guess was drawn from: 1, but for later siblings drawn without replacement."""
+        mass = arrays.ones_beside(self.p)[: len(guesses)]
+        later = np.unique(self.forest.drawn_before(guesses)[0])
+        if later.size:
+            mass[later] = self._q(guesses[later])[1]
+        return mass

@@ -1,0 +1,92 @@
+"""Rules about single tokens: allowed and forbidden ones, bias, and penalties for what was said before.
+
+vLLM's order and meaning: allowed tokens, bad words, logit bias, then repetition, frequency and presence
+penalties. Repetition looks at the prompt and the output; the other two, and bad words, at the output
+alone. At a guessed position the guesses before it count as output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from forerun.core.settings import Settings
+from forerun.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class History:
+    """What a request has said so far: its prompt and its output. Counted once, however many rows ask."""
+
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
+
+    @cached_property
+    def output_counts(self) -> Counter[int]:
+        """How often each token occurs in the output."""
+        return Counter(self.output)
+
+    @cached_property
+    def prompt_tokens(self) -> frozenset[int]:
+        """The tokens of the prompt."""
+        return frozenset(self.prompt)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a row stands: its request's history, and the guesses between that and the row."""
+
+    history: History = field(default_factory=History)
+    path: Sequence[int] = ()
+
+
+def apply_rules(logits: torch.Tensor, settings: Settings, contexts: Sequence[Context]) -> None:
+    """Change the logits of the rows that have rules, in place."""
+    for row in np.flatnonzero(settings.has_rules).tolist():
+        params, context = settings.params[row], contexts[row]
+        if params.allowed_token_ids is not None:
+            _allow(logits[row], params.allowed_token_ids)
+        for word in params.bad_words:
+            if _ends_with(context, word[:-1]):
+                logits[row, word[-1]] = -torch.inf
+        if params.logit_bias:
+            tokens = torch.tensor(list(params.logit_bias), device=logits.device)
+            logits[row, tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+        _penalise(logits[row], params, context)
+
+
+def _allow(row: torch.Tensor, tokens: Sequence[int]) -> None:
+    """Forbid every token but these."""
+    index = torch.tensor(tokens, device=row.device)
+    kept = row[index]
+    row.fill_(-torch.inf)
+    row[index] = kept
+
+
+def _ends_with(context: Context, ending: Sequence[int]) -> bool:
+    """Whether the output, guesses included, ends with these tokens."""
+    length = len(ending)
+    said = [*context.history.output[-length:], *context.path][-length:] if length else []
+    return list(said) == list(ending)
+
+
+def _penalise(row: torch.Tensor, params: SamplingParams, context: Context) -> None:
+    """Push down what was said before; only the entries of those tokens are touched."""
+    counts = context.history.output_counts + Counter(context.path)
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(
+            sorted(context.history.prompt_tokens | set(counts)), dtype=torch.long, device=row.device
+        )
+        penalty = torch.tensor(params.repetition_penalty, device=row.device)
+        logits = row[seen]
+        row[seen] = logits * torch.where(logits > 0, 1.0 / penalty, penalty)
+    if counts and (params.frequency_penalty or params.presence_penalty):
+        said = torch.tensor(list(counts), device=row.device)
+        times = torch.tensor(list(counts.values()), device=row.device)
+        row[said] -= params.frequency_penalty * times
+        row[said] -= params.presence_penalty

@@ -1,0 +1,140 @@
+"""Which verifier judges which request, and the bound on memory while they do.
+
+Greedy and seeded requests are followed, and so are chosen guesses: they stand with probability p(x) either
+way. Guesses sampled from a q are judged by `reject` or `block`. Lenience is asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from forerun.core.block import block
+from forerun.core.follow import follow
+from forerun.core.forest import Forest
+from forerun.core.lenient import lenient, lenient_greedy
+from forerun.core.noise import Stream, uniforms
+from forerun.core.reject import reject
+from forerun.core.rules import History
+from forerun.core.settings import Settings
+from forerun.core.target import READ_AHEAD, RawTarget, Taken, Target
+from forerun.errors import InvalidDistribution
+from forerun.types import Draft, FloatArray, IntArray, SamplingParams, Verdict
+
+Verifier: TypeAlias = Literal["auto", "follow", "reject", "block"]
+
+WORKING_BYTES = 512 * 2**20
+"""What verification may hold beyond the logits and the drafts' own q."""
+
+_BYTES_PER_ENTRY = 4 * READ_AHEAD * 5
+"""What a request holds per entry of the vocabulary at the widest moment: the float32 rows that are read
+ahead, five times over (min-p on rows that had to be gathered). A test measures it.
+"""
+
+
+class Method(Enum):
+    """The four verifiers, lenience in its two forms."""
+
+    FOLLOW = "follow"
+    REJECT = "reject"
+    BLOCK = "block"
+    LENIENT = "lenient"
+    LENIENT_GREEDY = "lenient greedy"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """One request's part in a step: its guess, its settings, and where its noise is found."""
+
+    draft: Draft
+    sampling: SamplingParams
+    key: int
+    length: int
+    history: History = field(default_factory=History)
+    lenience: float = 1.0
+
+
+def method_for(each: Round, verifier: Verifier = "auto") -> Method:
+    """The verifier of a request; `verifier` says which one judges guesses sampled from a q."""
+    if each.lenience < 1:
+        return Method.LENIENT_GREEDY if each.sampling.greedy else Method.LENIENT
+    if (
+        each.sampling.greedy
+        or each.sampling.seed is not None
+        or verifier == "follow"
+        or not each.draft.sampled.any()
+    ):
+        return Method.FOLLOW
+    is_chain = bool((each.draft.parents == np.arange(-1, len(each.draft) - 1)).all())
+    return Method.BLOCK if is_chain and verifier != "reject" else Method.REJECT
+
+
+def verify(rounds: Sequence[Round], logits: torch.Tensor, verifier: Verifier = "auto") -> list[Verdict]:
+    """The verdict of every request. Request after request, the logits have a row for its last committed
+    token and one for each of its guesses.
+    """
+    sizes = np.array([len(each.draft) + 1 for each in rounds], dtype=np.int64)
+    if sizes.sum() != len(logits):
+        raise InvalidDistribution(
+            f"{len(logits)} rows of logits came for {sizes.sum()} rows: n guesses need n + 1"
+        )
+    first_row = np.cumsum(sizes) - sizes
+    verdicts: dict[int, Verdict] = {}
+    for method, members in _by_method(rounds, verifier).items():
+        for some in _parts(members, logits.shape[1]):
+            at = np.concatenate([first_row[i] + np.arange(sizes[i]) for i in some])
+            verdicts |= zip(some, _judge(method, [rounds[i] for i in some], logits, at), strict=True)
+    return [verdicts[i] for i in range(len(rounds))]
+
+
+def _judge(method: Method, rounds: Sequence[Round], logits: torch.Tensor, at: IntArray) -> list[Verdict]:
+    """The verdicts of requests that share a verifier; `at` says which rows of the logits are theirs."""
+    forest = Forest.pack([each.draft for each in rounds])
+    target = Target(
+        logits=logits,
+        at=at,
+        forest=forest,
+        settings=Settings.of([each.sampling for each in rounds]),
+        keys=np.array([each.key for each in rounds], dtype=np.int64),
+        lengths=np.array([each.length for each in rounds], dtype=np.int64),
+        histories=[each.history for each in rounds],
+    )
+    if method is Method.FOLLOW:
+        return follow(forest, Taken(target))
+    lenience = np.array([each.lenience for each in rounds])
+    if method is Method.LENIENT_GREEDY:
+        return lenient_greedy(forest, RawTarget(target), lenience)
+    u, v = noise_of(target)
+    if method is Method.LENIENT:
+        return lenient(forest, target, u, v, lenience)
+    return (block if method is Method.BLOCK else reject)(forest, target, u, v)
+
+
+def noise_of(target: Target) -> tuple[FloatArray, FloatArray]:
+    """A number to judge each guess by, and one to draw each request's last token with."""
+    forest = target.forest
+    rows = np.arange(forest.num_rows)
+    owner = forest.request_of(rows)
+    u = uniforms(target.keys[owner], Stream.JUDGE, target.lengths[owner], rows - forest.roots[owner])
+    v = uniforms(target.keys, Stream.PICK, target.lengths, np.zeros_like(target.lengths))
+    return u, v
+
+
+def _by_method(rounds: Sequence[Round], verifier: Verifier) -> dict[Method, list[int]]:
+    """The requests of each verifier."""
+    members: dict[Method, list[int]] = {}
+    for i, each in enumerate(rounds):
+        members.setdefault(method_for(each, verifier), []).append(i)
+    return members
+
+
+def _parts(members: list[int], vocab_size: int) -> Iterator[list[int]]:
+    """So many requests at a time that a row for each, and the work on it, fits the bound."""
+    most = max(1, WORKING_BYTES // (_BYTES_PER_ENTRY * vocab_size))
+    for first in range(0, len(members), most):
+        yield members[first : first + most]

@@ -1,0 +1,46 @@
+"""The whole exception tree. Each message names what was got, what was expected and the remedy.
+
+ForerunError
+├── ConfigurationError        a configuration that cannot be meant (also a ValueError)
+│   └── UnknownKey            a key nobody reads; names the nearest known one
+├── InvalidSampling           sampling settings out of range (also a ValueError)
+├── InvalidDraft              a guess that breaks the contract of `Draft` (also a ValueError)
+├── InvalidDistribution       numbers that are no distribution: NaN, nothing left to say (also a ValueError)
+├── VocabularyMismatch        two models or files that do not share their tokens (also a ValueError)
+└── MissingExtra              an optional dependency is not installed (also an ImportError)
+"""
+
+
+class ForerunError(Exception):
+    """Everything forerun raises on purpose."""
+
+
+class ConfigurationError(ForerunError, ValueError):
+    """A configuration that cannot be meant."""
+
+
+class UnknownKey(ConfigurationError):
+    """A configuration key nobody reads."""
+
+
+class InvalidSampling(ForerunError, ValueError):
+    """Sampling settings out of range."""
+
+
+class InvalidDraft(ForerunError, ValueError):
+    """A guess that breaks the contract of `Draft`."""
+
+
+class InvalidDistribution(ForerunError, ValueError):
+    """Numbers that are no distribution."""
+
+
+class VocabularyMismatch(ForerunError, ValueError):
+    """Two models or files that do not share their tokens."""
+
+
+class MissingExtra(ForerunError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs {package}, which is not installed: pip install 'forerun[{extra}]'")

@@ -1,0 +1,59 @@
+"""The wheel, alone in a fresh environment: what a user who installs forerun gets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, ROOT], check=True, capture_output=True)
+    return folder
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "forerun/py.typed" in names
+    assert all(name.startswith(("forerun/", "forerun-")) for name in names)
+
+
+def test_the_sdist_can_be_tested(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/conftest.py"} <= names
+
+
+def test_the_wheel_alone_proves_itself(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    venv.create(tmp_path / "fresh", with_pip=True)
+    python = tmp_path / "fresh" / "bin" / "python"
+    # The same torch as here, so that no other build of it is fetched.
+    torch = f"torch=={version('torch').split('+')[0]}"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", torch], check=True, capture_output=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, capture_output=True)
+    command = python.with_name("forerun")
+    shown = subprocess.run(
+        [command, "--version"], check=True, capture_output=True, text=True, cwd=tmp_path
+    ).stdout
+    assert shown.startswith("forerun ")
+    audit = subprocess.run(
+        [command, "audit", "exact", "--json"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert audit.returncode == 0, audit.stderr
+    assert json.loads(audit.stdout)["verdict"] == "exact"

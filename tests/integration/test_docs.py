@@ -1,0 +1,68 @@
+"""What the documents show is what happens."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, prove_race
+from forerun.audit.exact.mutants import MUTANTS
+from forerun.audit.exact.registry import Kind
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(*command: str | Path) -> str:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_python_in_documents_runs_and_prints_what_it_says(document: Path) -> None:
+    for code in re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL):
+        expected = re.findall(r"^print\(.*?\)  # (\[.*?\])", code, flags=re.MULTILINE)
+        assert run("-c", code).splitlines() == expected
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_commands_in_documents_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for line in re.findall(r"^(?:make|forerun) .*$", document.read_text(), flags=re.MULTILINE):
+        words = line.split("#")[0].split()
+        if words[0] == "make":
+            assert words[1] in targets
+        else:
+            shown = run(
+                "-m", "forerun", *[word for word in words[1:] if not word.startswith("-")][:2], "--help"
+            )
+            assert all(word in shown for word in words if word.startswith("--"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run(example: Path) -> None:
+    assert run(example).strip()
+
+
+def test_the_readme_counts_the_mutants_rightly() -> None:
+    others = [*prove_follow(), *prove_race(), *prove_lenient_greedy()]
+    num_mutants = len(MUTANTS) + 1 + sum(row.kind is Kind.MUTANT for row in others)
+    assert num_mutants == 25
+    assert "Twenty-five sabotaged" in (ROOT / "README.md").read_text()
+
+
+def test_no_document_names_a_place_on_somebodys_machine() -> None:
+    files = subprocess.run(
+        ["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout.split()
+    for name in files:
+        file = ROOT / name
+        if file.suffix in {".md", ".py", ".toml", ".yml", ".sh", ""} and file.is_file():
+            text = file.read_text()
+            assert not re.search(r"/(root|home|work|Users)/\w", text), name

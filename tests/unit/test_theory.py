@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.core import theory
+
+TABLE_1 = [
+    (0.6, 2, 1.53, 1.96),
+    (0.7, 3, 1.58, 2.53),
+    (0.8, 2, 1.23, 2.44),
+    (0.8, 5, 1.63, 3.69),
+    (0.9, 2, 1.11, 2.71),
+    (0.9, 10, 1.60, 6.86),
+]
+
+
+@pytest.mark.parametrize(("alpha", "gamma", "operations", "speed"), TABLE_1)
+def test_table_1_of_the_paper(alpha: float, gamma: int, operations: float, speed: float) -> None:
+    assert round(theory.operations(alpha, gamma), 2) == operations
+    assert round(theory.speedup(alpha, gamma), 2) == speed
+
+
+@pytest.mark.parametrize(("alpha", "accepted"), [(0.5, 0.94), (0.7, 1.77), (0.9, 3.10)])
+def test_guesses_kept_of_four(alpha: float, accepted: float) -> None:
+    """What the formula gives, where a document printed 2.05 and 3.28."""
+    assert round(theory.expected_accepted(alpha, 4), 2) == accepted
+
+
+def test_equation_1_holds_at_its_limits() -> None:
+    assert theory.expected_tokens(0.0, 7) == 1.0
+    assert theory.expected_tokens(1.0, 7) == 8.0
+    assert theory.expected_tokens(0.5, 0) == 1.0
+
+
+@given(st.floats(0, 0.99), st.integers(0, 20))
+def test_equation_1_is_its_closed_form(alpha: float, gamma: int) -> None:
+    assert theory.expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+
+
+def test_acceptance_is_one_minus_the_divergence() -> None:
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.2, 0.6])
+    assert theory.acceptance(p, q) == pytest.approx(0.6)
+    assert theory.divergence(p, q) == pytest.approx(0.4)
+    assert theory.acceptance(p, q, lenience=0.5) == pytest.approx(0.2 + 0.2 + 0.4)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.001, 0.5))
+def test_the_best_gamma_is_the_best(alpha: float, c: float) -> None:
+    best = theory.best_gamma(alpha, c, most=64)
+    gains = [theory.speedup(alpha, gamma, c) for gamma in range(65)]
+    assert gains[best] == pytest.approx(max(gains))
+    assert (best > 0) == (alpha > c) or abs(alpha - c) < 1e-9
+
+
+@given(st.floats(0.05, 0.95), st.floats(0, 0.5))
+def test_a_single_guess_gains_what_corollary_39_says(alpha: float, c: float) -> None:
+    assert theory.speedup(alpha, 1, c) == pytest.approx(theory.guaranteed_speedup(alpha, c))
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 12))
+def test_alpha_is_found_from_tokens_per_step(alpha: float, gamma: int) -> None:
+    assert theory.alpha_from_tokens(theory.expected_tokens(alpha, gamma), gamma) == pytest.approx(
+        alpha, abs=1e-9
+    )
+
+
+def test_alpha_from_impossible_tokens_is_clamped() -> None:
+    assert theory.alpha_from_tokens(0.5, 4) == 0.0
+    assert theory.alpha_from_tokens(9.0, 4) == 1.0
+
+
+@given(st.floats(0.05, 0.95), st.integers(0, 12), st.floats(0, 0.3))
+def test_a_chain_is_a_tree_with_one_branch(alpha: float, gamma: int, c: float) -> None:
+    survival = [alpha**i for i in range(1, gamma + 1)]
+    assert theory.expected_tokens_of_tree(survival) == pytest.approx(theory.expected_tokens(alpha, gamma))
+    assert theory.speedup_of_tree(survival, lambda n: 1.0, gamma * c) == pytest.approx(
+        theory.speedup(alpha, gamma, c)
+    )
+
+
+def test_the_best_tree_stops_where_nodes_cost_more_than_they_bring() -> None:
+    survival = [0.9, 0.05, 0.5, 0.2]
+    assert theory.best_tree_size(survival, lambda n: 1.0) == 4
+    assert theory.best_tree_size(survival, lambda n: 1.0 + 0.2 * n) == 2
+    assert theory.best_tree_size(survival, lambda n: 1.0 + n) == 0

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from forerun.core.rules import History
+from forerun.core.verify import Method, Round, method_for, verify
+from forerun.errors import InvalidDistribution
+from forerun.types import Draft, Proposal, SamplingParams, Verdict
+
+Q = Proposal(torch.tensor([0.5, 0.5]))
+CHAIN = Draft.chain([0, 1], q=[Q, Q])
+TREE = Draft(np.array([0, 1]), np.array([-1, -1]), np.array([True, True]), {-1: Q})
+
+
+@pytest.mark.parametrize(
+    ("draft", "sampling", "lenience", "verifier", "method"),
+    [
+        (CHAIN, SamplingParams(temperature=0), 1.0, "auto", Method.FOLLOW),
+        (CHAIN, SamplingParams(seed=1), 1.0, "auto", Method.FOLLOW),
+        (Draft.chain([0, 1]), SamplingParams(), 1.0, "auto", Method.FOLLOW),
+        (Draft.chain([]), SamplingParams(), 1.0, "auto", Method.FOLLOW),
+        (CHAIN, SamplingParams(), 1.0, "auto", Method.BLOCK),
+        (CHAIN, SamplingParams(), 1.0, "reject", Method.REJECT),
+        (CHAIN, SamplingParams(), 1.0, "follow", Method.FOLLOW),
+        (TREE, SamplingParams(), 1.0, "auto", Method.REJECT),
+        (TREE, SamplingParams(), 1.0, "block", Method.REJECT),
+        (CHAIN, SamplingParams(), 0.5, "auto", Method.LENIENT),
+        (CHAIN, SamplingParams(temperature=0), 0.5, "auto", Method.LENIENT_GREEDY),
+    ],
+)
+def test_each_request_gets_the_verifier_the_design_names(
+    draft: Draft, sampling: SamplingParams, lenience: float, verifier: str, method: Method
+) -> None:
+    each = Round(draft, sampling, key=0, length=0, lenience=lenience)
+    assert method_for(each, verifier) is method  # type: ignore[arg-type]
+
+
+def test_a_batch_of_all_kinds_is_judged_as_each_would_be_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    size, rounds = 50, []
+    for i in range(40):
+        qs = [Proposal(torch.softmax(torch.randn(size, generator=generator), dim=-1)) for _ in range(i % 12)]
+        tokens = [int(torch.multinomial(q.probs, 1, generator=generator)) for q in qs]
+        sampling = SamplingParams(
+            temperature=(0.0, 1.0, 0.7)[i % 3],
+            top_p=(1.0, 0.9)[i % 2],
+            seed=(None, 5)[i // 2 % 2],
+            repetition_penalty=(1.0, 1.3)[i // 3 % 2],
+        )
+        draft = Draft.chain(tokens, q=qs if i % 5 else [])
+        rounds.append(
+            Round(
+                draft, sampling, key=i, length=9, history=History([1], [2, 3]), lenience=(1, 0.5)[i % 7 == 0]
+            )
+        )
+    logits = torch.randn(sum(len(each.draft) + 1 for each in rounds), size, generator=generator) * 2
+    together = verify(rounds, logits)
+    row = 0
+    for each, verdict in zip(rounds, together, strict=True):
+        rows = logits[row : row + len(each.draft) + 1]
+        assert verify([each], rows) == [verdict]
+        row += len(each.draft) + 1
+
+
+def test_bfloat16_logits_are_taken_as_they_are() -> None:
+    logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for sampling in (SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(seed=1, top_k=3)):
+        each = Round(Draft.chain([1, 2]), sampling, key=1, length=5)
+        assert verify([each], logits) == verify([each], logits.float())
+
+
+def test_rows_must_match_the_guesses() -> None:
+    with pytest.raises(InvalidDistribution, match="2 rows of logits came for 3 rows"):
+        verify([Round(Draft.chain([1, 2]), SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(top_p=0.5, seed=1)]
+)
+def test_logits_that_are_not_numbers_are_an_error(sampling: SamplingParams) -> None:
+    logits = torch.full((1, 8), float("nan"))
+    with pytest.raises(InvalidDistribution):
+        verify([Round(Draft.chain([]), sampling, key=0, length=0)], logits)
+
+
+def decode(
+    model: Callable[[list[int]], torch.Tensor],
+    sampling: SamplingParams,
+    guess: Callable[[list[int]], Draft],
+    num_tokens: int,
+) -> list[int]:
+    """A whole generation through `verify`, with a model that maps tokens to logits at every position."""
+    tokens = [1, 2, 3]
+    while len(tokens) < 3 + num_tokens:
+        draft = guess(tokens)
+        rows = [model(tokens)[-1]]
+        for node in range(len(draft)):
+            path = [int(draft.tokens[i]) for i in draft.path(node)]
+            rows.append(model(tokens + path)[-1])
+        history = History(tokens[:3], tokens[3:])
+        each = Round(draft, sampling, key=sampling.seed or 0, length=len(tokens), history=history)
+        tokens += verify([each], torch.stack(rows))[0].tokens(draft)
+    return tokens[3 : 3 + num_tokens]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0),
+        SamplingParams(seed=3),
+        SamplingParams(temperature=0.8, top_p=0.95, seed=4),
+        SamplingParams(
+            temperature=1.2, top_k=5, min_p=0.02, seed=5, presence_penalty=0.5, frequency_penalty=0.3
+        ),
+        SamplingParams(temperature=0, repetition_penalty=1.5, bad_words=((4, 5), (6,)), logit_bias={7: 1.5}),
+    ],
+)
+def test_a_real_model_says_the_same_words_whatever_is_guessed(
+    tiny_llama: torch.nn.Module, sampling: SamplingParams
+) -> None:
+    """Greedy and seeded, with wrong chains, wrong trees, and guesses that are the plain answer itself."""
+
+    def model(tokens: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = tiny_llama(torch.tensor([tokens])).logits[0]
+        return logits
+
+    dice = np.random.default_rng(0)
+
+    def chain(tokens: list[int]) -> Draft:
+        return Draft.chain(dice.integers(0, 16, 4))
+
+    def tree(tokens: list[int]) -> Draft:
+        return Draft(dice.integers(0, 16, 5), np.array([-1, -1, 0, 0, 1]), np.zeros(5, dtype=bool))
+
+    plain = decode(model, sampling, lambda tokens: Draft.chain([]), 24)
+    right = decode(model, sampling, lambda tokens: Draft.chain(plain[len(tokens) - 3 :][:6]), 24)
+    assert right == plain
+    assert decode(model, sampling, chain, 24) == plain
+    assert decode(model, sampling, tree, 24) == plain
+
+
+@pytest.mark.parametrize("verifier", ["reject", "block", "follow"])
+def test_sampled_guesses_leave_the_law_of_the_first_token_unchanged(verifier: str) -> None:
+    """Production noise and production p, 20,000 rounds, chi-square at one in a thousand."""
+    generator = torch.Generator().manual_seed(7)
+    size, rounds_ = 12, 20_000
+    logits = torch.randn(3, size, generator=generator)
+    q = torch.softmax(torch.randn(2, size, generator=generator), dim=-1)
+    guesses = torch.stack(
+        [torch.multinomial(q[i], rounds_, replacement=True, generator=generator) for i in range(2)], 1
+    )
+    rounds = [
+        Round(
+            Draft.chain(row, q=[Proposal(q[0]), Proposal(q[1])]),
+            SamplingParams(temperature=0.9),
+            key=i,
+            length=5,
+        )
+        for i, row in enumerate(guesses.tolist())
+    ]
+    verdicts = verify(rounds, logits.repeat(rounds_, 1), verifier)  # type: ignore[arg-type]
+    first = [verdict.tokens(each.draft)[0] for each, verdict in zip(rounds, verdicts, strict=True)]
+    p = torch.softmax(logits[0].double() / 0.9, dim=-1).numpy()
+    assert stats.chisquare(np.bincount(first, minlength=size), p * rounds_).pvalue > 1e-3
+
+
+def test_the_law_test_notices_a_wrong_q() -> None:
+    generator = torch.Generator().manual_seed(7)
+    size, rounds_ = 12, 20_000
+    logits = torch.randn(2, size, generator=generator)
+    q = torch.softmax(torch.randn(size, generator=generator), dim=-1)
+    flat = Proposal(torch.full((size,), 1.0 / size))
+    guesses = torch.multinomial(q, rounds_, replacement=True, generator=generator).tolist()
+    rounds = [
+        Round(Draft.chain([x], q=[flat]), SamplingParams(), key=i, length=5) for i, x in enumerate(guesses)
+    ]
+    verdicts = verify(rounds, logits.repeat(rounds_, 1), "reject")
+    first = [verdict.tokens(each.draft)[0] for each, verdict in zip(rounds, verdicts, strict=True)]
+    p = torch.softmax(logits[0].double(), dim=-1).numpy()
+    assert stats.chisquare(np.bincount(first, minlength=size), p * rounds_).pvalue < 1e-9
+
+
+def test_a_lenient_greedy_round_keeps_what_is_nearly_best() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.4, 0.1], [0.2, 0.2, 0.6]]))
+    each = Round(Draft.chain([1]), SamplingParams(temperature=0), key=0, length=0, lenience=0.7)
+    assert verify([each], logits) == [Verdict((0,), 2)]
+    strict = Round(Draft.chain([1]), SamplingParams(temperature=0), key=0, length=0, lenience=0.9)
+    assert verify([strict], logits) == [Verdict((), 0)]
