@@ -25,7 +25,7 @@ test:
 	$(RUN)/pytest
 
 docs:
-	$(RUN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir site
 
 bench-core:
 	@$(RUN)/python scripts/bench_core.py

