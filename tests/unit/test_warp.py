@@ -175,3 +175,18 @@ class TestAgainstTransformers:
         self.held_against(
             transformers.NoBadWordsLogitsProcessor([[5], [7, 9]], eos_token_id=199), bad_words=((5,), (7, 9))
         )
+
+
+@pytest.mark.parametrize("size", [16, 1_001, 49_157])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01)]
+)
+def test_a_row_is_the_same_to_the_bit_in_any_batch(size: int, params: SamplingParams) -> None:
+    """Seeded speculation says plain decoding's words only if p does not depend on what else is computed."""
+    logits = torch.randn(37, size, generator=torch.Generator().manual_seed(size)) * 3
+    together = probabilities(logits, Settings.of([params] * 37))
+    for row in (0, 1, 17, 36):
+        assert torch.equal(probabilities(logits[row : row + 1], Settings.of([params]))[0], together[row])
+        assert torch.equal(
+            probabilities(logits[row : row + 1].clone(), Settings.of([params]))[0], together[row]
+        )

@@ -32,7 +32,7 @@ def theory(
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="The chance that a guess stands.")] = None,
     cost: Annotated[
         float, typer.Option(min=0, help="The cost of one guess, as a share of a run of the target.")
-    ] = 0.0,
+    ] = 0.05,
     plot: Annotated[Path | None, typer.Option(help="Draw figures 2 to 4 of the paper to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
 ) -> None:

@@ -63,11 +63,13 @@ def stack(rows: Sequence[Any]) -> Wide:
     return np.stack(list(rows))
 
 
-def entry(row: Any, column: int) -> Any:
-    """One entry of one row, as a number on the host."""
-    if isinstance(row, torch.Tensor):
-        return float(row.numpy()[column]) if row.device.type == "cpu" else row[column].item()
-    return row[column]
+def gather(rows: Sequence[Any], columns: Sequence[int]) -> list[Any]:
+    """rows[i][columns[i]] of separate rows, as numbers on the host."""
+    if rows and isinstance(rows[0], torch.Tensor) and rows[0].device.type != "cpu":
+        numbers: list[Any] = torch.stack([row[c] for row, c in zip(rows, columns, strict=True)]).tolist()
+        return numbers
+    tables = [row.numpy() if isinstance(row, torch.Tensor) else row for row in rows]
+    return [table[c] for table, c in zip(tables, columns, strict=True)]
 
 
 def entries(wide: Wide, rows: IntArray, columns: IntArray) -> Narrow:
@@ -163,18 +165,17 @@ def count(condition: Any) -> IntArray:
     return np.asarray(condition.sum(-1), dtype=np.int64)
 
 
-def near_one(wide: Wide, rows: IntArray) -> tuple[Wide, Narrow]:
-    """The array with these rows times powers of two that bring their masses near 1; and those masses.
+def near_one(wide: Wide) -> tuple[Wide, Narrow]:
+    """Rows times powers of two that bring their masses near 1, and those masses.
 
     Powers of two are exact, and no decision depends on the scale of a residual; without this a long run of
     refused siblings would underflow. Fractions do not underflow and are left alone.
     """
-    some = among(wide, rows)
-    masses = mass(some)
+    masses = mass(wide)
     if not isinstance(wide, torch.Tensor) or (masses > _SMALL).all():
         return wide, masses
     factors = np.ldexp(1.0, np.clip(-np.frexp(masses)[1], -_MOST_DOUBLINGS, _MOST_DOUBLINGS))
-    return put(wide, rows, scaled(some, factors)), masses * factors
+    return scaled(wide, factors), masses * factors
 
 
 def ratio_near_one(a: Narrow, b: Narrow) -> tuple[Narrow, Narrow]:

@@ -57,6 +57,7 @@ def pick_by_sums(weights: Wide, v: Narrow) -> IntArray:
 
 
 _SPAN = 2048
+"""Tokens whose weights are added up at a time."""
 
 
 @compiled
@@ -64,23 +65,24 @@ def _pick_some(first: int, last: int, weights: Any, v: Any, picked: Any) -> None
     """`pick_by_sums` for the rows from first to last, a span of tokens at a time and nothing stored."""
     for row in range(first, last):
         total = _sum(weights[row])
+        picked[row] = -1
+        if not total > 0:
+            continue
         goal = v[row] * total
-        running, where = 0.0, -1
+        running, where, before = 0.0, 0, 0.0
         for begin in range(0, weights.shape[1], _SPAN):
             part = _sum(weights[row, begin : begin + _SPAN])
             if part > 0:
-                where = begin
-            if running + part > goal:
-                break
+                where, before = begin, running
             running += part
-        if where >= 0 and total > 0:
-            where += _first_exceeding(weights[row, where : where + _SPAN], running, goal)
-        picked[row] = where if total > 0 else -1
+            if running > goal:
+                break
+        picked[row] = where + _first_exceeding(weights[row, where : where + _SPAN], before, goal)
 
 
 @compiled
 def _first_exceeding(span: Any, running: float, goal: float) -> int:
-    """Where the running sum passes the goal, or the last entry that has weight."""
+    """Where the running sum passes the goal; the last entry that has weight, if rounding keeps it below."""
     last = 0
     for x in range(len(span)):
         if span[x] > 0:

@@ -15,7 +15,7 @@ import numpy as np
 
 from forerun.core import arrays
 from forerun.core.arrays import Narrow, Wide
-from forerun.errors import InvalidDraft
+from forerun.errors import InvalidDraft, VocabularyMismatch
 from forerun.types import BoolArray, Draft, IntArray, Proposal, Verdict
 
 NONE = -1
@@ -90,12 +90,13 @@ class Forest:
 
     def q_of(self, guesses: IntArray) -> Narrow:
         """q(x) of each guess x: what it was drawn with, or 1 where it was chosen."""
-        drawn = np.flatnonzero(self.sampled[guesses]).tolist()
+        drawn = np.flatnonzero(self.sampled[guesses])
+        parents, tokens = self.parent[guesses[drawn]].tolist(), self.tokens[guesses[drawn]].tolist()
         q_x: list[Any] = [1] * len(guesses)
-        for i, row, token in zip(
-            drawn, self.parent[guesses[drawn]].tolist(), self.tokens[guesses[drawn]].tolist(), strict=True
+        for i, number in zip(
+            drawn.tolist(), arrays.gather([self.proposals[row].probs for row in parents], tokens), strict=True
         ):
-            q_x[i] = arrays.entry(self.proposals[row].probs, token)
+            q_x[i] = number
         numbers = np.array(q_x)
         if not (numbers > 0).all():
             raise InvalidDraft(
@@ -142,6 +143,21 @@ class Forest:
                 row = int(self.parent[row])  # noqa: PLW2901
             verdicts.append(Verdict(tuple(reversed(kept)), token))
         return verdicts
+
+    def demand_fit(self, vocab_size: int) -> None:
+        """Raise unless every token, and one q of each request, is of this vocabulary."""
+        guessed = self.tokens[self.parent != NONE]
+        if len(guessed) and not (guessed.min() >= 0 and guessed.max() < vocab_size):
+            raise InvalidDraft(
+                f"guesses run from token {guessed.min()} to {guessed.max()}; the vocabulary has {vocab_size}"
+            )
+        at_roots = [proposal for row, proposal in self.proposals.items() if self.parent[row] == NONE]
+        wrong = {len(proposal.probs) for proposal in at_roots} - {vocab_size}
+        if wrong:
+            raise VocabularyMismatch(
+                f"a q over {min(wrong)} tokens came for a target of {vocab_size}; pad or cut it"
+                " where the token tables agree, or choose a draft of the same family"
+            )
 
     def _demand_proposals(self) -> None:
         """Raise where a sampled guess came without the q it was drawn from."""

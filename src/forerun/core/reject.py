@@ -80,7 +80,7 @@ class Crossing:
         return kept
 
     def _judge(self, at: IntArray, guesses: IntArray, u: Narrow) -> BoolArray:
-        """Which guesses stand. The others are taken out of p, unless nothing else could be said.
+        """Which guesses stand. The others are taken out of p; where nothing would be left, they stand too.
 
         In exact arithmetic that exception never applies: where q leaves nothing of p, p is q and every
         guess stands. In floats it turns a rounding error into the right answer.
@@ -90,19 +90,29 @@ class Crossing:
         standing: BoolArray = stands(u[guesses], p_x, q_x, self.p_mass[at], self._q_mass(guesses))
         refused = np.flatnonzero(~standing)
         if refused.size:
-            self._take_out(at[refused], guesses[refused])
-            standing[refused] = self.p_mass[at[refused]] == 0
+            something_left = self._take_out(at[refused], guesses[refused])
+            standing[refused] = ~something_left & (p_x[refused] > 0)
         return standing
 
-    def _take_out(self, at: IntArray, guesses: IntArray) -> None:
-        """Reduce p to what is left after these guesses were refused."""
-        drawn = self.forest.sampled[guesses]
-        arrays.clear(self.p, at[~drawn], self.forest.tokens[guesses[~drawn]])
-        if drawn.any():
+    def _take_out(self, at: IntArray, guesses: IntArray) -> BoolArray:
+        """Reduce p to what is left after these guesses were refused, where anything is left; say where."""
+        left, mass = arrays.near_one(self._left(at, guesses))
+        something_left: BoolArray = mass > 0
+        some = np.flatnonzero(something_left)
+        self.p = arrays.put(self.p, at[some], arrays.among(left, some))
+        self.p_mass[at[some]] = mass[some]
+        return something_left
+
+    def _left(self, at: IntArray, guesses: IntArray) -> Wide:
+        """What each refused guess leaves of p: all but itself if it was chosen, else the residual."""
+        p = arrays.take(self.p, at)
+        chosen = np.flatnonzero(~self.forest.sampled[guesses])
+        drawn = np.flatnonzero(self.forest.sampled[guesses])
+        arrays.clear(p, chosen, self.forest.tokens[guesses[chosen]])
+        if drawn.size:
             q, q_mass = self._q(guesses[drawn])
-            left = residual(arrays.among(self.p, at[drawn]), q, self.p_mass[at[drawn]], q_mass)
-            self.p = arrays.put(self.p, at[drawn], left)
-        self.p, self.p_mass[at] = arrays.near_one(self.p, at)
+            p = arrays.put(p, drawn, residual(arrays.among(p, drawn), q, self.p_mass[at[drawn]], q_mass))
+        return p
 
     def _q(self, guesses: IntArray) -> tuple[Wide, Narrow]:
         """What each guess was drawn from: q, less the siblings before it if they were not replaced."""

@@ -20,7 +20,7 @@ from forerun.core.race import race_rows
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
-from forerun.types import FloatArray, IntArray
+from forerun.types import BoolArray, FloatArray, IntArray
 
 READ_AHEAD = 9
 """Rows per request that are worked out together: the root and its first guesses, in the draft's order."""
@@ -56,20 +56,21 @@ class Target:
 
     def _p(self, rows: IntArray) -> tuple[torch.Tensor, IntArray | None]:
         """p at these rows, as it is or as rows of what was read ahead."""
-        is_ahead = rows - self.forest.roots[self.forest.request_of(rows)] < READ_AHEAD
-        if not is_ahead.all():
+        if not self._is_ahead(rows).all():
             return self._work_out(rows), None
         rows_ahead, p = self._ahead
         return p, np.searchsorted(rows_ahead, rows)
 
+    def _is_ahead(self, rows: IntArray) -> BoolArray:
+        """Which rows are read ahead: the first of each request, unless it is greedy and has no use for p."""
+        requests = self.forest.request_of(rows)
+        return (rows - self.forest.roots[requests] < READ_AHEAD) & ~self.settings.greedy[requests]
+
     @cached_property
     def _ahead(self) -> tuple[IntArray, torch.Tensor]:
-        """The rows that are read ahead, in order, and p there. Greedy requests have no use for p."""
-        rows = np.arange(self.forest.num_rows)
-        requests = self.forest.request_of(rows)
-        near = rows - self.forest.roots[requests] < READ_AHEAD
-        wanted = rows[near & ~self.settings.greedy[requests]]
-        return wanted, self._work_out(wanted)
+        """The rows that are read ahead, in order, and p there."""
+        rows = np.flatnonzero(self._is_ahead(np.arange(self.forest.num_rows)))
+        return rows, self._work_out(rows)
 
     def _work_out(self, rows: IntArray) -> torch.Tensor:
         """p at these rows, from the logits."""

@@ -95,6 +95,7 @@ def verify(rounds: Sequence[Round], logits: torch.Tensor, verifier: Verifier = "
 def _judge(method: Method, rounds: Sequence[Round], logits: torch.Tensor, at: IntArray) -> list[Verdict]:
     """The verdicts of requests that share a verifier; `at` says which rows of the logits are theirs."""
     forest = Forest.pack([each.draft for each in rounds])
+    forest.demand_fit(logits.shape[1])
     target = Target(
         logits=logits,
         at=at,
