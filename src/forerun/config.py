@@ -35,7 +35,8 @@ class SpeculationConfig(BaseModel):
     )
     corpora: tuple[Path, ...] = Field(default=(), description="files of text to guess from")
     verifier: Literal["auto", "follow", "reject", "block"] = Field(
-        default="auto", description="how guesses sampled from a q are judged; the others are followed"
+        default="auto",
+        description="how guesses sampled from a q are judged (auto: block for chains, reject for trees)",
     )
     lenience: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -55,6 +56,15 @@ def test_the_readme_counts_the_mutants_rightly() -> None:
     num_mutants = len(MUTANTS) + 1 + sum(row.kind is Kind.MUTANT for row in others)
     assert num_mutants == 25
     assert "Twenty-five sabotaged" in (ROOT / "README.md").read_text()
+
+
+def test_the_lab_notes_quote_the_record() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "bench-core.json").read_text())
+    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+    assert len(record["lines"]) == 6
+    for line in record["lines"]:
+        assert "{:.2f} [{:.2f}, {:.2f}]".format(*line["ratio"]) in notes, line["name"]
+        assert line["limit"] is None or line["ratio"][0] <= line["limit"]
 
 
 def test_no_document_names_a_place_on_somebodys_machine() -> None:

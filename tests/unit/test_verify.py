@@ -25,6 +25,7 @@ TREE = Draft(np.array([0, 1]), np.array([-1, -1]), np.array([True, True]), {-1: 
         (Draft.chain([0, 1]), SamplingParams(), 1.0, "auto", Method.FOLLOW),
         (Draft.chain([]), SamplingParams(), 1.0, "auto", Method.FOLLOW),
         (CHAIN, SamplingParams(), 1.0, "auto", Method.BLOCK),
+        (CHAIN, SamplingParams(), 1.0, "block", Method.BLOCK),
         (CHAIN, SamplingParams(), 1.0, "reject", Method.REJECT),
         (CHAIN, SamplingParams(), 1.0, "follow", Method.FOLLOW),
         (TREE, SamplingParams(), 1.0, "auto", Method.REJECT),

@@ -33,7 +33,8 @@ _SMALL = 2.0**-20
 class Rows(Protocol):
     """Rows on demand. A tensor is one; so is anything that computes only the rows it is asked for.
 
-    It may also have `chances(rows, columns)`, where single entries are cheaper than whole rows.
+    It may also have `chances(rows, columns)`, where single entries are cheaper than whole rows, and
+    `peek(rows)`, where rows are at hand that need no copy.
     """
 
     def __getitem__(self, rows: IntArray, /) -> Wide: ...
@@ -83,6 +84,14 @@ def entries(wide: Wide, rows: IntArray, columns: IntArray) -> Narrow:
 def chances(source: Any, rows: IntArray, columns: IntArray) -> Narrow:
     """source[rows[i], columns[i]] for every i, without reading more than that where it knows how."""
     return source.chances(rows, columns) if hasattr(source, "chances") else entries(source, rows, columns)
+
+
+def peek(source: Any, rows: IntArray) -> list[Any]:
+    """These rows one by one, to be read."""
+    peeked: list[Any] = (
+        source.peek(rows) if hasattr(source, "peek") else [source[row] for row in rows.tolist()]
+    )
+    return peeked
 
 
 def put(wide: Wide, rows: IntArray, values: Wide) -> Wide:

@@ -10,10 +10,10 @@ import numpy as np
 
 from forerun.core import arrays
 from forerun.core.arrays import Narrow, Rows, Wide
-from forerun.core.decisions import pick, residual
+from forerun.core.decisions import pick, residual, residual_mass
 from forerun.core.forest import NONE, Forest
 from forerun.errors import InvalidDraft
-from forerun.types import IntArray, Verdict
+from forerun.types import BoolArray, IntArray, Verdict
 
 
 def block(forest: Forest, p: Rows, u: Narrow, v: Narrow) -> list[Verdict]:
@@ -30,14 +30,13 @@ def block(forest: Forest, p: Rows, u: Narrow, v: Narrow) -> list[Verdict]:
     walking = np.arange(forest.num_requests)
     while walking.size:
         rows = here[walking]
-        p_here = arrays.take(p, rows)
-        passed = _passes(forest, rows, p_here, a[walking], b[walking], u)
+        passed = _passes(forest, rows, p, a[walking], b[walking], u)
         stays = walking[passed]
         kept[stays], kept_a[stays], kept_b[stays] = here[stays], a[stays], b[stays]
-        going = np.flatnonzero(forest.first_child[rows] != NONE)
-        walking = walking[going]
-        here[walking] = guesses = forest.first_child[rows[going]]
-        p_x, q_x = arrays.entries(p_here, going, forest.tokens[guesses]), forest.q_of(guesses)
+        going = forest.first_child[rows] != NONE
+        rows, walking = rows[going], walking[going]
+        here[walking] = guesses = forest.first_child[rows]
+        p_x, q_x = arrays.chances(p, rows, forest.tokens[guesses]), forest.q_of(guesses)
         a[walking], b[walking] = arrays.ratio_near_one(
             np.minimum(a[walking] * p_x, b[walking] * q_x), b[walking] * q_x
         )
@@ -45,7 +44,7 @@ def block(forest: Forest, p: Rows, u: Narrow, v: Narrow) -> list[Verdict]:
     return forest.verdicts(kept, next_tokens)
 
 
-def _passes(forest: Forest, rows: IntArray, p: Wide, a: Narrow, b: Narrow, u: Narrow) -> Narrow:
+def _passes(forest: Forest, rows: IntArray, p: Rows, a: Narrow, b: Narrow, u: Narrow) -> BoolArray:
     """Which prefixes pass: with chance w at the end of the chain, before it s / (s + 1 - w).
 
     s is the mass of max(w p - q, 0). The empty prefix always passes.
@@ -54,11 +53,24 @@ def _passes(forest: Forest, rows: IntArray, p: Wide, a: Narrow, b: Narrow, u: Na
     inner = forest.parent[rows] != NONE
     at_end = inner & (forest.first_child[rows] == NONE)
     passed[at_end] = u[rows[at_end]] * b[at_end] < a[at_end]
-    before = np.flatnonzero(inner & ~at_end)
-    if before.size:
-        s = arrays.mass(_surplus(forest, rows[before], arrays.among(p, before), a[before], b[before]))
+    before = inner & ~at_end
+    if before.any():
+        s = _surplus_mass(forest, rows[before], p, a[before], b[before])
         passed[before] = u[rows[before]] * (s + b[before] - a[before]) < s
     return passed
+
+
+def _surplus_mass(forest: Forest, rows: IntArray, p: Rows, a: Narrow, b: Narrow) -> Narrow:
+    """The mass of `_surplus`."""
+    drawn = forest.sampled[forest.first_child[rows]]
+    mass = np.empty(len(rows), dtype=a.dtype)
+    if drawn.any():
+        q = [forest.proposals[row].probs for row in rows[drawn].tolist()]
+        mass[drawn] = residual_mass(arrays.peek(p, rows[drawn]), q, b[drawn], a[drawn])
+    if not drawn.all():
+        some = arrays.take(p, rows[~drawn])
+        mass[~drawn] = arrays.mass(_surplus(forest, rows[~drawn], some, a[~drawn], b[~drawn]))
+    return mass
 
 
 def _surplus(forest: Forest, rows: IntArray, p: Wide, a: Narrow, b: Narrow) -> Wide:
@@ -66,7 +78,7 @@ def _surplus(forest: Forest, rows: IntArray, p: Wide, a: Narrow, b: Narrow) -> W
     guesses = forest.first_child[rows]
     chosen = np.flatnonzero(~forest.sampled[guesses])
     drawn = np.flatnonzero(forest.sampled[guesses])
-    surplus = arrays.scaled(p, a)
+    surplus = arrays.scaled(p, a) if chosen.size else p
     arrays.clear(surplus, chosen, forest.tokens[guesses[chosen]])
     if drawn.size:
         q = forest.q_rows(rows[drawn])

@@ -6,6 +6,7 @@ comparing by cross-multiplication needs no division; and all requests of a batch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from forerun.core import arrays
 from forerun.core.arrays import Narrow, Wide
 from forerun.core.compiled import compiled, loosely_compiled, over_rows
 from forerun.errors import InvalidDistribution
-from forerun.types import IntArray
+from forerun.types import Distribution, IntArray
 
 
 def stands(u: Narrow, p_x: Narrow, q_x: Narrow, p_mass: Narrow = 1, q_mass: Narrow = 1) -> Narrow:
@@ -27,6 +28,16 @@ def residual(p: Wide, q: Wide, p_mass: Narrow, q_mass: Narrow) -> Wide:
     if (p_mass == 1).all() and (q_mass == 1).all():
         return arrays.positive(p - q)
     return arrays.positive(arrays.scaled(p, q_mass) - arrays.scaled(q, p_mass))
+
+
+def residual_mass(
+    p: Sequence[Distribution], q: Sequence[Distribution], p_mass: Narrow, q_mass: Narrow
+) -> Narrow:
+    """The mass of `residual` for separate rows; on the CPU it is never written down."""
+    if not arrays.on_cpu(p[0]):
+        return arrays.mass(residual(arrays.stack(p), arrays.stack(q), p_mass, q_mass))
+    rows = zip(p, q, p_mass.tolist(), q_mass.tolist(), strict=True)
+    return np.array([_excess(p_row.numpy(), q_row.numpy(), p_m, q_m) for p_row, q_row, p_m, q_m in rows])
 
 
 def pick(weights: Wide, v: Narrow) -> IntArray:
@@ -91,6 +102,16 @@ def _first_exceeding(span: Any, running: float, goal: float) -> int:
             if running > goal:
                 break
     return last
+
+
+@loosely_compiled("reassoc")
+def _excess(p: Any, q: Any, p_mass: float, q_mass: float) -> float:
+    """The sum of max(p - q, 0) over one row, each brought to the other's mass."""
+    total = 0.0
+    for x in range(len(p)):
+        more = p[x] * q_mass - q[x] * p_mass
+        total += more if more > 0.0 else 0.0
+    return total
 
 
 @loosely_compiled("reassoc")

@@ -105,14 +105,15 @@ class Crossing:
 
     def _left(self, at: IntArray, guesses: IntArray) -> Wide:
         """What each refused guess leaves of p: all but itself if it was chosen, else the residual."""
-        p = arrays.take(self.p, at)
         chosen = np.flatnonzero(~self.forest.sampled[guesses])
         drawn = np.flatnonzero(self.forest.sampled[guesses])
-        arrays.clear(p, chosen, self.forest.tokens[guesses[chosen]])
+        left = arrays.take(self.p, at) if chosen.size else arrays.among(self.p, at)
+        arrays.clear(left, chosen, self.forest.tokens[guesses[chosen]])
         if drawn.size:
             q, q_mass = self._q(guesses[drawn])
-            p = arrays.put(p, drawn, residual(arrays.among(p, drawn), q, self.p_mass[at[drawn]], q_mass))
-        return p
+            p = arrays.among(left, drawn)
+            left = arrays.put(left, drawn, residual(p, q, self.p_mass[at[drawn]], q_mass))
+        return left
 
     def _q(self, guesses: IntArray) -> tuple[Wide, Narrow]:
         """What each guess was drawn from: q, less the siblings before it if they were not replaced."""

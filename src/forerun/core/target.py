@@ -54,6 +54,11 @@ class Target:
         chances: FloatArray = arrays.entries(p, np.arange(len(rows)) if where is None else where, tokens)
         return chances
 
+    def peek(self, rows: IntArray) -> list[torch.Tensor]:
+        """p at these rows one by one, not to be changed."""
+        p, where = self._p(rows)
+        return [p[i] for i in (range(len(rows)) if where is None else where.tolist())]
+
     def _p(self, rows: IntArray) -> tuple[torch.Tensor, IntArray | None]:
         """p at these rows, as it is or as rows of what was read ahead."""
         if not self._is_ahead(rows).all():

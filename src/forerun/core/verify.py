@@ -60,7 +60,10 @@ class Round:
 
 
 def method_for(each: Round, verifier: Verifier = "auto") -> Method:
-    """The verifier of a request; `verifier` says which one judges guesses sampled from a q."""
+    """The verifier of a request; `verifier` says which one judges guesses sampled from a q.
+
+    Left to itself that is `block` for chains, which keeps more, and `reject` for trees.
+    """
     if each.lenience < 1:
         return Method.LENIENT_GREEDY if each.sampling.greedy else Method.LENIENT
     if (
