@@ -135,7 +135,7 @@ def test_requests_do_not_touch_each_other(
 def test_a_residual_is_finite_and_never_negative(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     p, q = (law[None] for law in pair)
     for p_mass, q_mass in ((1.0, 1.0), (0.25, 1.0), (1.0, 1e-6)):
-        left = residual(p, q, np.array([p_mass]), np.array([q_mass]))
+        left = residual(p, list(q), np.array([p_mass]), np.array([q_mass]))
         assert torch.isfinite(left).all()
         assert (left >= 0).all()
         assert (left[p == 0] == 0).all()

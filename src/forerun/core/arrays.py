@@ -57,8 +57,10 @@ def among(wide: Wide, rows: IntArray) -> Wide:
     return wide if _are_all(rows, wide) else take(wide, rows)
 
 
-def stack(rows: Sequence[Any]) -> Wide:
-    """One wide array of separate rows."""
+def stack(rows: Any) -> Wide:
+    """One wide array of separate rows; a wide array as it is."""
+    if isinstance(rows, torch.Tensor | np.ndarray):
+        return rows
     if isinstance(rows[0], torch.Tensor):
         return torch.stack(list(rows))
     return np.stack(list(rows))
@@ -120,6 +122,16 @@ def ones_beside(wide: Wide) -> Narrow:
 def scaled(wide: Wide, factors: Narrow) -> Wide:
     """Each row times its own number."""
     return wide * _column(wide, factors)
+
+
+def less(wide: Wide, rows: Sequence[Any]) -> Wide:
+    """Each row less another; on the CPU the others are read where they lie."""
+    if not on_cpu(wide):
+        return wide - stack(rows)
+    difference = torch.empty_like(wide)
+    for out, row, other in zip(difference.numpy(), wide.numpy(), rows, strict=True):
+        np.subtract(row, other.numpy(), out=out)
+    return difference
 
 
 def positive(wide: Wide) -> Wide:

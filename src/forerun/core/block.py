@@ -65,7 +65,7 @@ def _surplus_mass(forest: Forest, rows: IntArray, p: Rows, a: Narrow, b: Narrow)
     drawn = forest.sampled[forest.first_child[rows]]
     mass = np.empty(len(rows), dtype=a.dtype)
     if drawn.any():
-        q = [forest.proposals[row].probs for row in rows[drawn].tolist()]
+        q = forest.q_rows(rows[drawn])
         mass[drawn] = residual_mass(arrays.peek(p, rows[drawn]), q, b[drawn], a[drawn])
     if not drawn.all():
         some = arrays.take(p, rows[~drawn])

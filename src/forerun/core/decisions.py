@@ -23,11 +23,11 @@ def stands(u: Narrow, p_x: Narrow, q_x: Narrow, p_mass: Narrow = 1, q_mass: Narr
     return u * q_x * p_mass < p_x * q_mass
 
 
-def residual(p: Wide, q: Wide, p_mass: Narrow, q_mass: Narrow) -> Wide:
+def residual(p: Wide, q: Sequence[Distribution], p_mass: Narrow, q_mass: Narrow) -> Wide:
     """What is left to say when a guess from q was refused: max(p - q, 0), up to scale."""
     if (p_mass == 1).all() and (q_mass == 1).all():
-        return arrays.positive(p - q)
-    return arrays.positive(arrays.scaled(p, q_mass) - arrays.scaled(q, p_mass))
+        return arrays.positive(arrays.less(p, q))
+    return arrays.positive(arrays.scaled(p, q_mass) - arrays.scaled(arrays.stack(q), p_mass))
 
 
 def residual_mass(
@@ -35,7 +35,7 @@ def residual_mass(
 ) -> Narrow:
     """The mass of `residual` for separate rows; on the CPU it is never written down."""
     if not arrays.on_cpu(p[0]):
-        return arrays.mass(residual(arrays.stack(p), arrays.stack(q), p_mass, q_mass))
+        return arrays.mass(residual(arrays.stack(p), q, p_mass, q_mass))
     rows = zip(p, q, p_mass.tolist(), q_mass.tolist(), strict=True)
     return np.array([_excess(p_row.numpy(), q_row.numpy(), p_m, q_m) for p_row, q_row, p_m, q_m in rows])
 

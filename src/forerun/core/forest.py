@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from forerun.core import arrays
-from forerun.core.arrays import Narrow, Wide
+from forerun.core.arrays import Narrow
 from forerun.errors import InvalidDraft, VocabularyMismatch
-from forerun.types import BoolArray, Draft, IntArray, Proposal, Verdict
+from forerun.types import BoolArray, Distribution, Draft, IntArray, Proposal, Verdict
 
 NONE = -1
 """No such row: the parent of a root, the child of a leaf, the sibling of a last child."""
@@ -104,9 +104,9 @@ class Forest:
             )
         return numbers
 
-    def q_rows(self, parents: IntArray) -> Wide:
+    def q_rows(self, parents: IntArray) -> list[Distribution]:
         """The distributions that the sampled children of these rows were drawn from."""
-        return arrays.stack([self.proposals[int(row)].probs for row in parents])
+        return [self.proposals[row].probs for row in parents.tolist()]
 
     def drawn_before(self, guesses: IntArray) -> tuple[IntArray, IntArray]:
         """Tokens that these guesses could not be: sampled siblings before them, drawn without replacement.
@@ -132,6 +132,15 @@ class Forest:
         while (other := (child != NONE) & (self.tokens[child] != tokens)).any():
             child = np.where(other, self.next_sibling[child], child)
         return child
+
+    def first_descendants(self, rows: IntArray, most: int) -> IntArray:
+        """[rows, most]: the first child of each row, its first child, and so on; `NONE` where it ends."""
+        descendants = np.full((len(rows), most), NONE)
+        for generation in range(most):
+            there = rows != NONE
+            rows = np.where(there, self.first_child[rows], NONE)
+            descendants[:, generation] = rows
+        return descendants
 
     def verdicts(self, last: IntArray, next_tokens: IntArray) -> list[Verdict]:
         """The verdict of each request: everything on the way to its last kept row, then its next token."""

@@ -7,13 +7,18 @@ from a point mass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from forerun.core import arrays
 from forerun.core.arrays import Narrow, Rows, Wide
 from forerun.core.decisions import pick, residual, stands
 from forerun.core.forest import NONE, Forest
-from forerun.types import BoolArray, IntArray, Verdict
+from forerun.types import BoolArray, Distribution, IntArray, Verdict
+
+STRIDE = 8
+"""Guesses that are judged in one go, though those behind a refused one are judged for nothing."""
 
 
 def reject(forest: Forest, p: Rows, u: Narrow, v: Narrow) -> list[Verdict]:
@@ -42,12 +47,16 @@ def _descend(forest: Forest, rows: IntArray, p: Rows, u: Narrow) -> IntArray:
     rows = rows.copy()
     going = np.arange(len(rows))
     while going.size:
-        guesses = forest.first_child[rows[going]]
-        going, guesses = going[guesses != NONE], guesses[guesses != NONE]
-        p_x = arrays.chances(p, rows[going], forest.tokens[guesses])
-        standing = stands(u[guesses], p_x, forest.q_of(guesses))
-        going = going[standing]
-        rows[going] = guesses[standing]
+        guesses = forest.first_descendants(rows[going], STRIDE)
+        there = guesses != NONE
+        some = guesses[there]
+        standing = np.zeros(guesses.shape, dtype=bool)
+        p_x = arrays.chances(p, forest.parent[some], forest.tokens[some])
+        standing[there] = stands(u[some], p_x, forest.q_of(some))
+        num_kept = np.logical_and.accumulate(standing, axis=1).sum(axis=1)
+        moved = num_kept > 0
+        rows[going[moved]] = guesses[moved, num_kept[moved] - 1]
+        going = going[num_kept == STRIDE]
     return rows
 
 
@@ -115,14 +124,16 @@ class Crossing:
             left = arrays.put(left, drawn, residual(p, q, self.p_mass[at[drawn]], q_mass))
         return left
 
-    def _q(self, guesses: IntArray) -> tuple[Wide, Narrow]:
+    def _q(self, guesses: IntArray) -> tuple[Sequence[Distribution], Narrow]:
         """What each guess was drawn from: q, less the siblings before it if they were not replaced."""
-        q = self.forest.q_rows(self.forest.parent[guesses])
-        mass = arrays.ones_beside(q)
+        q: Sequence[Distribution] = self.forest.q_rows(self.forest.parent[guesses])
+        mass = arrays.ones_beside(self.p)[: len(guesses)]
         rows, tokens = self.forest.drawn_before(guesses)
-        arrays.clear(q, rows, tokens)
-        changed = np.unique(rows)
-        mass[changed] = arrays.mass(arrays.among(q, changed))
+        if rows.size:
+            q = arrays.stack(q)
+            arrays.clear(q, rows, tokens)
+            changed = np.unique(rows)
+            mass[changed] = arrays.mass(arrays.among(q, changed))
         return q, mass
 
     def _q_mass(self, guesses: IntArray) -> Narrow:
