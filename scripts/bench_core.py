@@ -93,16 +93,14 @@ def contestants(logits: torch.Tensor) -> dict[str, Callable[[], object]]:
     taken = race_rows(p, keys, positions)
     likely = logits.numpy().argmax(-1)
     plain, seeded, greedy = SamplingParams(), SamplingParams(seed=1), SamplingParams(temperature=0)
+    near, far_off = rounds_of(close, plain), rounds_of(far, plain)
+    drawn, best = rounds_of(followed_drafts(taken), seeded), rounds_of(followed_drafts(likely), greedy)
     return {
-        "reject, q near p": lambda: verify(rounds_of(close, plain), logits, "reject"),
-        "reject, q far from p": lambda: verify(rounds_of(far, plain), logits, "reject"),
-        "block, q near p": lambda: verify(rounds_of(close, plain), logits, "block"),
-        "follow sampled, every guess right": lambda: verify(
-            rounds_of(followed_drafts(taken), seeded), logits
-        ),
-        "follow greedy, every guess right": lambda: verify(
-            rounds_of(followed_drafts(likely), greedy), logits
-        ),
+        "reject, q near p": lambda: verify(near, logits, "reject"),
+        "reject, q far from p": lambda: verify(far_off, logits, "reject"),
+        "block, q near p": lambda: verify(near, logits, "block"),
+        "follow sampled, every guess right": lambda: verify(drawn, logits),
+        "follow greedy, every guess right": lambda: verify(best, logits),
     }
 
 
