@@ -1,6 +1,6 @@
 """Sabotaged speculation that the enumeration must catch.
 
-Most are defects that public engines shipped. Each changes one thing: how drafts are drawn or reported, which
+Some are defects that public engines shipped. Each changes one thing: how drafts are drawn or reported, which
 numbers are shared, or a line of the production verifier (replaced for the length of the run).
 """
 
