@@ -25,17 +25,22 @@ _ROWS_PER_THREAD = 32
 
 def compiled(function: Function) -> Function:
     """Compile a loop once per machine; it runs without the interpreter's lock."""
-    return cast("Function", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return _compile(function, fastmath=False)
 
 
 def loosely_compiled(*freedoms: str) -> Callable[[Function], Function]:
     """The same, with liberties about floats that a loop needs to be vectorised: LLVM's fast-math flags."""
 
-    def decorate(function: Function) -> Function:
-        loose = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=set(freedoms))
-        return cast("Function", loose(function))
+    return lambda function: _compile(function, fastmath=set(freedoms))
 
-    return decorate
+
+def _compile(function: Function, fastmath: bool | set[str]) -> Function:
+    """Compile, and keep the result on disk where a place for it can be written to."""
+    options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
+    try:
+        return cast("Function", numba.njit(cache=True, **options)(function))
+    except RuntimeError:
+        return cast("Function", numba.njit(**options)(function))
 
 
 def inlined(function: Function) -> Function:
