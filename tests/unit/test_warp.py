@@ -10,6 +10,7 @@ from forerun.core.nucleus import keep_nucleus, nucleus_by_sorting
 from forerun.core.rules import Context, History
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
+from forerun.errors import InvalidSampling
 from forerun.types import SamplingParams
 
 
@@ -92,6 +93,14 @@ def test_repetition_looks_at_the_prompt_and_presence_does_not() -> None:
     presence = p_of([1.0, 1.0, 1.0], context, presence_penalty=1.0)
     torch.testing.assert_close(repetition, torch.softmax(torch.tensor([0.5, 0.5, 1.0]), dim=-1))
     torch.testing.assert_close(presence, torch.softmax(torch.tensor([1.0, 0.0, 1.0]), dim=-1))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"logit_bias": {4: 1.0}}, {"allowed_token_ids": (0, -1)}, {"bad_words": ((1, 9),)}]
+)
+def test_settings_that_name_unknown_tokens_are_refused(setting: dict[str, object]) -> None:
+    with pytest.raises(InvalidSampling, match=f"{next(iter(setting))} names token .*; the vocabulary has 4"):
+        p_of([0.0] * 4, **setting)
 
 
 EXTREMES = st.sampled_from([-np.inf, -3e38, -1e4, -1.0, 0.0, 0.0, 1e-30, 1.0, 80.0, 1e4, 3e38])

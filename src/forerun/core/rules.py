@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from forerun.core.settings import Settings
+from forerun.errors import InvalidSampling
 from forerun.types import SamplingParams
 
 
@@ -49,6 +50,7 @@ def apply_rules(logits: torch.Tensor, settings: Settings, contexts: Sequence[Con
     """Change the logits of the rows that have rules, in place."""
     for row in np.flatnonzero(settings.has_rules).tolist():
         params, context = settings.params[row], contexts[row]
+        _demand_known(params, logits.shape[1])
         if params.allowed_token_ids is not None:
             _allow(logits[row], params.allowed_token_ids)
         for word in params.bad_words:
@@ -58,6 +60,19 @@ def apply_rules(logits: torch.Tensor, settings: Settings, contexts: Sequence[Con
             tokens = torch.tensor(list(params.logit_bias), device=logits.device)
             logits[row, tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
         _penalise(logits[row], params, context)
+
+
+def _demand_known(params: SamplingParams, vocab_size: int) -> None:
+    """Raise where settings name a token that does not exist."""
+    named = {
+        "logit_bias": params.logit_bias,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words": [word[-1] for word in params.bad_words],
+    }
+    for setting, tokens in named.items():
+        unknown = [token for token in tokens if not 0 <= token < vocab_size]
+        if unknown:
+            raise InvalidSampling(f"{setting} names token {unknown[0]}; the vocabulary has {vocab_size}")
 
 
 def _allow(row: torch.Tensor, tokens: Sequence[int]) -> None:
