@@ -32,8 +32,9 @@ _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a request wants its tokens drawn, with vLLM's meaning of each setting.
+    """How a request wants its tokens drawn, with the meaning vLLM's sampler gives each setting.
 
+    What vLLM's front end rounds or clamps before its sampler sees it is for the engine to repeat.
     temperature 0 is greedy. top_k 0 and top_p 1 and min_p 0 are off. `bad_words` are token sequences: the
     last token of each is forbidden where the output ends with the others. With a `seed`, speculation says
     the very tokens that plain decoding says.
@@ -62,6 +63,10 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidSampling(
                 "allowed_token_ids is empty, so nothing can be said: pass None to allow all"
+            )
+        if not all(math.isfinite(bias) for bias in self.logit_bias.values()):
+            raise InvalidSampling(
+                "logit_bias has an infinite or NaN entry: use allowed_token_ids or bad_words"
             )
         if not all(self.bad_words):
             raise InvalidSampling("a bad word has no token: leave it out")

@@ -6,6 +6,7 @@ import json
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -98,6 +99,16 @@ def test_every_case_plays_at_least_two_rounds() -> None:
 
 def test_an_honest_engine_is_not_taken_for_a_mutant() -> None:
     assert not catch(HONEST[0]).held
+
+
+def test_the_bound_on_lenience_is_held_for_every_token() -> None:
+    """A rule that is lenient only from the second guess on is noticed."""
+
+    def later(forest: Any, p: Any, u: Any, v: Any) -> Any:
+        factors = [Fraction(1, 1000) if depth > 1 else Fraction(1) for depth in forest.depth]
+        return reject_module.reject(forest, p, u * np.array(factors, dtype=object), v)
+
+    assert not registry.prove_bound("later", later, Fraction(1, 2)).held
 
 
 def test_mutants_differ_in_name() -> None:

@@ -9,7 +9,6 @@ from scipy import stats
 
 from forerun.core import race as race_module
 from forerun.core.race import clocks, race, race_rows
-from forerun.errors import InvalidDistribution
 
 ROWS = 20_000
 
@@ -69,9 +68,10 @@ def test_sharing_clocks_couples_two_distributions() -> None:
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [float("nan"), float("nan")]])
-def test_nothing_to_draw_from_is_an_error(row: list[float]) -> None:
-    with pytest.raises(InvalidDistribution, match="nothing to draw from"):
-        race_rows(torch.tensor([row]), np.array([0]), np.array([0]))
+def test_nothing_to_draw_from_has_no_winner(row: list[float]) -> None:
+    p = torch.tensor([row])
+    assert race_rows(p, np.array([0]), np.array([0])).tolist() == [-1]
+    assert race_module._race_with_torch(p, np.array([0]), np.array([0])).tolist() == [-1]
 
 
 def test_a_certain_token_always_wins() -> None:

@@ -78,6 +78,7 @@ def test_a_view_does_not_copy_the_tokens() -> None:
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"presence_penalty": 3.0}, "presence_penalty is 3.0"),
         ({"frequency_penalty": -3.0}, "frequency_penalty is -3.0"),
+        ({"logit_bias": {1: float("inf")}}, "infinite or NaN"),
         ({"allowed_token_ids": ()}, "nothing can be said"),
         ({"bad_words": ((),)}, "has no token"),
     ],

@@ -7,9 +7,15 @@ import pytest
 import torch
 from scipy import stats
 
+from forerun.core.block import block
+from forerun.core.forest import Forest
+from forerun.core.reject import reject
 from forerun.core.rules import History
-from forerun.core.verify import Method, Round, method_for, verify
-from forerun.errors import InvalidDistribution, InvalidDraft, VocabularyMismatch
+from forerun.core.settings import Settings
+from forerun.core.target import Target
+from forerun.core.verify import Method, Round, method_for, noise_of, verify
+from forerun.core.warp import probabilities
+from forerun.errors import InvalidDistribution, InvalidDraft, InvalidSampling, VocabularyMismatch
 from forerun.types import Draft, Proposal, SamplingParams, Verdict
 
 Q = Proposal(torch.tensor([0.5, 0.5]))
@@ -99,6 +105,118 @@ def test_logits_that_are_not_numbers_are_an_error(sampling: SamplingParams) -> N
     logits = torch.full((1, 8), float("nan"))
     with pytest.raises(InvalidDistribution):
         verify([Round(Draft.chain([]), sampling, key=0, length=0)], logits)
+
+
+def test_rows_behind_a_wrong_guess_do_not_matter() -> None:
+    """What nobody reaches may be forbidden altogether, or not even a number."""
+    sampling = SamplingParams(seed=1, allowed_token_ids=(1, 2), bad_words=((3, 1), (3, 2)))
+    logits = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    (plain,) = verify([Round(Draft.chain([]), sampling, key=1, length=5)], logits[:1])
+    assert verify([Round(Draft.chain([3]), sampling, key=1, length=5)], logits) == [plain]
+    logits[1] = float("nan")
+    free = SamplingParams(seed=1)
+    (plain,) = verify([Round(Draft.chain([]), free, key=1, length=5)], logits[:1])
+    wrong = (plain.next_token + 1) % 6
+    assert verify([Round(Draft.chain([wrong]), free, key=1, length=5)], logits) == [plain]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_every_q_is_held_against_the_vocabulary(place: int) -> None:
+    q = [Proposal(torch.full((64,), 1 / 64)), Proposal(torch.full((64,), 1 / 64))]
+    q[place] = Proposal(torch.full((40,), 1 / 40))
+    with pytest.raises(VocabularyMismatch, match="a q over 40 tokens"):
+        verify([Round(Draft.chain([1, 2], q=q), SamplingParams(), key=0, length=0)], torch.zeros(3, 64))
+
+
+def test_a_q_in_low_precision_is_refused() -> None:
+    draft = Draft.chain([1], q=[Proposal(torch.full((4,), 0.25).bfloat16())])
+    with pytest.raises(InvalidDraft, match="draw from float32"):
+        verify([Round(draft, SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+
+
+def test_a_token_drawn_twice_without_replacement_is_refused() -> None:
+    q = Proposal(torch.full((4,), 0.25), replacement=False)
+    draft = Draft(np.array([1, 1]), np.array([-1, -1]), np.ones(2, dtype=bool), {-1: q})
+    logits = torch.tensor([[0.0, -50.0, 0.0, 0.0]]).repeat(3, 1)
+    with pytest.raises(InvalidDraft, match="drawn twice"):
+        verify([Round(draft, SamplingParams(), key=0, length=0)], logits)
+
+
+def test_a_stray_q_does_not_serve_another_request() -> None:
+    q = Proposal(torch.full((4,), 0.25))
+    stray = Draft(np.array([1]), np.array([-1]), np.ones(1, dtype=bool), {-1: q, 1: q})
+    without = Draft(np.array([1]), np.array([-1]), np.ones(1, dtype=bool))
+    with pytest.raises(InvalidDraft, match="request 1: sampled children came without"):
+        verify(
+            [Round(each, SamplingParams(), key=0, length=0) for each in (stray, without)], torch.zeros(4, 4)
+        )
+
+
+@pytest.mark.parametrize("key", [2**63, 2**64 - 1, -(2**63), -1])
+def test_every_seed_torch_takes_is_a_key(key: int) -> None:
+    (verdict,) = verify(
+        [Round(Draft.chain([]), SamplingParams(seed=1), key=key, length=1)], torch.zeros(1, 50)
+    )
+    assert 0 <= verdict.next_token < 50
+
+
+@pytest.mark.parametrize("lenience", [0.0, -0.5, 1.5, float("nan")])
+def test_lenience_has_its_range(lenience: float) -> None:
+    with pytest.raises(InvalidSampling, match="lenience is"):
+        Round(Draft.chain([]), SamplingParams(), key=0, length=0, lenience=lenience)
+
+
+def test_lenience_does_not_hide_a_broken_model() -> None:
+    each = Round(Draft.chain([]), SamplingParams(temperature=0), key=0, length=0, lenience=0.5)
+    with pytest.raises(InvalidDistribution):
+        verify([each], torch.full((1, 4), float("nan")))
+
+
+def test_a_history_is_what_was_said_when_it_was_made() -> None:
+    output = [1]
+    history = History([0], output)
+    output.append(2)
+    assert history.output == (1,)
+
+
+def random_draft(kind: str, dice: np.random.Generator, size: int) -> Draft:
+    """A chain of up to 40 guesses, or a tree as large; the first guess is drawn, others drawn or chosen."""
+    num = int(dice.integers(1, 40))
+    reach = 1 if kind == "chain" else 6
+    parents = [int(dice.integers(max(-1, node - reach), node)) for node in range(num)]
+    q = {}
+    for parent in set(parents):
+        weights = torch.from_numpy(dice.random(size).astype(np.float32) + 0.1)
+        q[parent] = Proposal(weights / weights.sum(), bool(dice.random() < 0.5))
+    tokens: list[int] = []
+    sampled: list[bool] = []
+    for node, parent in enumerate(parents):
+        used = {tokens[i] for i in range(node) if parents[i] == parent and sampled[i]}
+        left = [x for x in range(size) if q[parent].replacement or x not in used]
+        sampled.append(node == 0 or bool(dice.random() < 0.8))
+        tokens.append(int(dice.choice(left)))
+    return Draft(np.array(tokens), np.array(parents), np.array(sampled), q)
+
+
+@pytest.mark.parametrize(("kind", "verifier"), [("chain", "reject"), ("chain", "block"), ("tree", "reject")])
+def test_the_production_target_gives_what_whole_rows_of_p_give(kind: str, verifier: str) -> None:
+    """Long chains and wide trees, past what is read ahead and what is judged in one go."""
+    dice = np.random.default_rng(5)
+    size, num = 30, 150
+    sampling = SamplingParams(temperature=0.3)
+    rounds = [Round(random_draft(kind, dice, size), sampling, key, 7) for key in range(num)]
+    forest = Forest.pack([each.draft for each in rounds])
+    rows = np.arange(forest.num_rows)
+    logits = torch.randn(len(rows), size, generator=torch.Generator().manual_seed(5)) * 0.01
+    guesses = np.flatnonzero(forest.parent >= 0)
+    logits[forest.parent[guesses], forest.tokens[guesses]] += 1.0
+    settings = Settings.of([sampling] * num)
+    u, v = noise_of(Target(logits, rows, forest, settings, np.arange(num), np.full(num, 7), []))
+    whole = probabilities(logits, settings[forest.request_of(rows)])
+    expected = (block if verifier == "block" else reject)(forest, whole, u, v)
+    verdicts = verify(rounds, logits, verifier)  # type: ignore[arg-type]
+    assert verdicts == expected
+    assert max(len(verdict.accepted) for verdict in verdicts) > 8
 
 
 def decode(

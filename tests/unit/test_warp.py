@@ -41,6 +41,19 @@ def test_every_row_has_settings_of_its_own() -> None:
     torch.testing.assert_close(p[3], torch.softmax(logits[3], dim=-1))
 
 
+def test_greedy_beside_others_is_decided_by_the_logits() -> None:
+    """p rounds these two to a tie."""
+    logits = torch.tensor([[1e-9, 2e-9], [0.0, 0.0]])
+    p = probabilities(logits, Settings.of([SamplingParams(temperature=0), SamplingParams()]))
+    assert p[0].tolist() == [0.0, 1.0]
+
+
+def test_placeholders_in_a_prompt_are_passed_over() -> None:
+    context = Context(History(prompt=[0, 10**6], output=[1, 10**6]))
+    p = p_of([1.0, 1.0, 1.0], context, repetition_penalty=2.0, frequency_penalty=0.5)
+    torch.testing.assert_close(p, torch.softmax(torch.tensor([0.5, 0.0, 1.0]), dim=-1))
+
+
 def test_the_logits_are_left_alone() -> None:
     logits = torch.randn(3, 50)
     before = logits.clone()
@@ -100,7 +113,7 @@ def test_repetition_looks_at_the_prompt_and_presence_does_not() -> None:
 )
 def test_settings_that_name_unknown_tokens_are_refused(setting: dict[str, object]) -> None:
     with pytest.raises(InvalidSampling, match=f"{next(iter(setting))} names token .*; the vocabulary has 4"):
-        p_of([0.0] * 4, **setting)
+        p_of([0.0] * 4, None, **setting)
 
 
 EXTREMES = st.sampled_from([-np.inf, -3e38, -1e4, -1.0, 0.0, 0.0, 1e-30, 1.0, 80.0, 1e4, 3e38])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from forerun.core import arrays
 from forerun.core.arrays import Narrow
@@ -52,9 +53,10 @@ class Forest:
             sampled[is_node] = np.concatenate([draft.sampled for draft in drafts])
             _demand_order(drafts, inner, sizes)
         proposals = {
-            int(root) + 1 + node: proposal
-            for root, draft in zip(start[:-1], drafts, strict=True)
+            root + 1 + node: proposal
+            for root, draft in zip(start[:-1].tolist(), drafts, strict=True)
             for node, proposal in draft.q.items()
+            if -1 <= node < len(draft)
         }
         first_child, next_sibling = _link(parent)
         forest = cls(start, tokens, parent, _depths(parent), first_child, next_sibling, sampled, proposals)
@@ -121,6 +123,8 @@ class Forest:
                 continue
             while sibling != guess:
                 if self.sampled[sibling]:
+                    if self.tokens[sibling] == self.tokens[guess]:
+                        raise InvalidDraft(f"token {self.tokens[guess]} was drawn twice without replacement")
                     which.append(i)
                     tokens.append(int(self.tokens[sibling]))
                 sibling = int(self.next_sibling[sibling])
@@ -154,19 +158,21 @@ class Forest:
         return verdicts
 
     def demand_fit(self, vocab_size: int) -> None:
-        """Raise unless every token, and one q of each request, is of this vocabulary."""
+        """Raise unless every token and every q is of this vocabulary, and every q in float32."""
         guessed = self.tokens[self.parent != NONE]
         if len(guessed) and not (guessed.min() >= 0 and guessed.max() < vocab_size):
             raise InvalidDraft(
                 f"guesses run from token {guessed.min()} to {guessed.max()}; the vocabulary has {vocab_size}"
             )
-        at_roots = [proposal for row, proposal in self.proposals.items() if self.parent[row] == NONE]
-        wrong = {len(proposal.probs) for proposal in at_roots} - {vocab_size}
-        if wrong:
+        sizes = {len(proposal.probs) for proposal in self.proposals.values()} - {vocab_size}
+        if sizes:
             raise VocabularyMismatch(
-                f"a q over {min(wrong)} tokens came for a target of {vocab_size}; pad or cut it"
-                " where the token tables agree, or choose a draft of the same family"
+                f"a q over {min(sizes)} tokens came for a target of {vocab_size}; pad or cut it where the"
+                " token tables agree, or choose a draft of the same family"
             )
+        kinds = {proposal.probs.dtype for proposal in self.proposals.values()} - {torch.float32}
+        if kinds:
+            raise InvalidDraft(f"q came as {kinds.pop()}; draw from float32, and keep that")
 
     def _demand_proposals(self) -> None:
         """Raise where a sampled guess came without the q it was drawn from."""

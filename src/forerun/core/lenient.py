@@ -12,6 +12,7 @@ from forerun.core import arrays
 from forerun.core.arrays import Narrow, Rows
 from forerun.core.forest import NONE, Forest
 from forerun.core.reject import reject
+from forerun.errors import InvalidDistribution
 from forerun.types import IntArray, Verdict
 
 
@@ -36,6 +37,8 @@ def lenient_greedy(forest: Forest, p: Rows, lenience: Narrow) -> list[Verdict]:
     while walking.size:
         p_here = arrays.take(p, here[walking])
         next_tokens[walking], top = arrays.peak(p_here)
+        if not (top > 0).all():
+            raise InvalidDistribution("a row has no most likely token: its p is NaN; check the logits")
         child, p_child = _likeliest_child(forest, here[walking], p_here)
         stands = (child != NONE) & (p_child >= lenience[walking] * top)
         walking = walking[stands]

@@ -18,7 +18,6 @@ import torch
 
 from forerun.core.compiled import compiled, inlined, over_rows
 from forerun.core.noise import BLOCK, LANES, Stream, philox, token_noise
-from forerun.errors import InvalidDistribution
 from forerun.types import IntArray
 
 
@@ -46,14 +45,11 @@ def clocks(num_tokens: int, key: int, position: int) -> list[float]:
 
 
 def race_rows(p: torch.Tensor, keys: IntArray, positions: IntArray) -> IntArray:
-    """The winner of each row's race, with the clocks of its key and position."""
-    if p.device.type == "cpu":
-        winners = np.empty(len(p), dtype=np.int64)
-        over_rows(_race_some, len(p), p.numpy(), keys, positions, winners)
-    else:
-        winners = _race_with_torch(p, keys, positions)
-    if (winners < 0).any():
-        raise InvalidDistribution("a row has nothing to draw from: its p is NaN or all 0; check the logits")
+    """The winner of each row's race with the clocks of its key and position; -1 where there is none."""
+    if p.device.type != "cpu":
+        return _race_with_torch(p, keys, positions)
+    winners = np.empty(len(p), dtype=np.int64)
+    over_rows(_race_some, len(p), p.numpy(), keys, positions, winners)
     return winners
 
 

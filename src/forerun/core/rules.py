@@ -22,10 +22,17 @@ from forerun.types import SamplingParams
 
 @dataclass(frozen=True)
 class History:
-    """What a request has said so far: its prompt and its output. Counted once, however many rows ask."""
+    """What a request has said so far: its prompt and its output, as they are now.
+
+    Counted once, however many rows ask; later tokens need a new one. Only requests that look back need any.
+    """
 
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", tuple(self.prompt))
+        object.__setattr__(self, "output", tuple(self.output))
 
     @cached_property
     def output_counts(self) -> Counter[int]:
@@ -91,12 +98,16 @@ def _ends_with(context: Context, ending: Sequence[int]) -> bool:
 
 
 def _penalise(row: torch.Tensor, params: SamplingParams, context: Context) -> None:
-    """Push down what was said before; only the entries of those tokens are touched."""
-    counts = context.history.output_counts + Counter(context.path)
+    """Push down what was said before; only the entries of those tokens are touched.
+
+    Tokens beyond the vocabulary (placeholders of some prompts) cannot be said and are passed over.
+    """
+    counts = {
+        x: n for x, n in (context.history.output_counts + Counter(context.path)).items() if x < len(row)
+    }
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(
-            sorted(context.history.prompt_tokens | set(counts)), dtype=torch.long, device=row.device
-        )
+        before = {x for x in context.history.prompt_tokens if x < len(row)}
+        seen = torch.tensor(sorted(before | set(counts)), dtype=torch.long, device=row.device)
         penalty = torch.tensor(params.repetition_penalty, device=row.device)
         logits = row[seen]
         row[seen] = logits * torch.where(logits > 0, 1.0 / penalty, penalty)

@@ -20,6 +20,7 @@ from forerun.core.race import race_rows
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
+from forerun.errors import InvalidDistribution
 from forerun.types import BoolArray, FloatArray, IntArray
 
 READ_AHEAD = 9
@@ -148,7 +149,7 @@ class Taken:
 
     @cached_property
     def _known(self) -> IntArray:
-        """The winners at the rows that are read ahead, -1 elsewhere."""
+        """The winners at the rows that are read ahead; -1 elsewhere, and where there is none."""
         known = np.full(self.target.forest.num_rows, -1)
         rows, _ = self.target._ahead
         known[rows] = self.target.race(rows)
@@ -156,7 +157,11 @@ class Taken:
 
     def _winners(self, rows: IntArray) -> IntArray:
         """The winners at these rows."""
-        known = self._known[rows]
-        if (far := known < 0).any():
-            known[far] = self.target.race(rows[far])
-        return known
+        winners = self._known[rows]
+        if (unknown := winners < 0).any():
+            winners[unknown] = self.target.race(rows[unknown])
+        if (winners < 0).any():
+            raise InvalidDistribution(
+                "a row has nothing to draw from: its p is NaN or all 0; check the logits"
+            )
+        return winners

@@ -23,7 +23,7 @@ from forerun.core.reject import reject
 from forerun.core.rules import History
 from forerun.core.settings import Settings
 from forerun.core.target import READ_AHEAD, RawTarget, Taken, Target
-from forerun.errors import InvalidDistribution
+from forerun.errors import InvalidDistribution, InvalidSampling
 from forerun.types import Draft, FloatArray, IntArray, SamplingParams, Verdict
 
 Verifier: TypeAlias = Literal["auto", "follow", "reject", "block"]
@@ -31,9 +31,9 @@ Verifier: TypeAlias = Literal["auto", "follow", "reject", "block"]
 WORKING_BYTES = 512 * 2**20
 """What verification may hold beyond the logits and the drafts' own q."""
 
-_BYTES_PER_ENTRY = 4 * READ_AHEAD * 5
+_BYTES_PER_ENTRY = 4 * READ_AHEAD * 7
 """What a request holds per entry of the vocabulary at the widest moment: the float32 rows that are read
-ahead, five times over (min-p on rows that had to be gathered). A test measures it.
+ahead, seven times over (a top-k of nearly all tokens, on rows that had to be gathered). A test measures it.
 """
 
 
@@ -57,6 +57,10 @@ class Round:
     length: int
     history: History = field(default_factory=History)
     lenience: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lenience <= 1:
+            raise InvalidSampling(f"lenience is {self.lenience}; it must be more than 0 and at most 1")
 
 
 def method_for(each: Round, verifier: Verifier = "auto") -> Method:
@@ -104,7 +108,7 @@ def _judge(method: Method, rounds: Sequence[Round], logits: torch.Tensor, at: In
         at=at,
         forest=forest,
         settings=Settings.of([each.sampling for each in rounds]),
-        keys=np.array([each.key for each in rounds], dtype=np.int64),
+        keys=np.array([_signed(each.key) for each in rounds], dtype=np.int64),
         lengths=np.array([each.length for each in rounds], dtype=np.int64),
         histories=[each.history for each in rounds],
     )
@@ -117,6 +121,11 @@ def _judge(method: Method, rounds: Sequence[Round], logits: torch.Tensor, at: In
     if method is Method.LENIENT:
         return lenient(forest, target, u, v, lenience)
     return (block if method is Method.BLOCK else reject)(forest, target, u, v)
+
+
+def _signed(key: int) -> int:
+    """The 64 bits of a key as a signed number, so that every seed torch takes is one."""
+    return (key + 2**63) % 2**64 - 2**63
 
 
 def noise_of(target: Target) -> tuple[FloatArray, FloatArray]:

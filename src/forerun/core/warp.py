@@ -22,8 +22,10 @@ def probabilities(logits: torch.Tensor, settings: Settings, contexts: Sequence[C
     if settings.has_rules.any():
         warped = _own(warped, logits)
         apply_rules(warped, settings, contexts or [Context()] * len(logits))
+    greedy = torch.from_numpy(np.flatnonzero(settings.greedy)).to(warped.device)
+    certain = _point_mass(warped[greedy])
     if settings.greedy.all():
-        return _point_mass(warped)
+        return certain
     drawn = ~settings.greedy
     if (settings.temperature != 1.0).any():
         warped = warped / _column(settings.temperature, warped)
@@ -33,9 +35,7 @@ def probabilities(logits: torch.Tensor, settings: Settings, contexts: Sequence[C
         _keep_top_k(warped, np.where(drawn, settings.top_k, 0))
     p = torch.softmax(warped, dim=-1)
     keep_nucleus(p, np.where(drawn, settings.top_p, 1.0))
-    if settings.greedy.any():
-        rows = torch.from_numpy(np.flatnonzero(settings.greedy)).to(p.device)
-        p[rows] = _point_mass(p[rows])
+    p[greedy] = certain
     return p
 
 

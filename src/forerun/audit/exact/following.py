@@ -169,8 +169,8 @@ def keeps_within(judge: Callable[..., list[Verdict]], lenience: Fraction) -> tup
 
 def lenient_greedy_as_printed(forest: Forest, p: Any, lenience: Any) -> list[Verdict]:
     """The paper's misprint: a guess stands while p(x) <= l max(p)."""
-    flipped = p.max(-1, keepdims=True) * lenience[0] - p
-    return lenient_greedy(forest, flipped * (flipped > 0), lenience * 0)
+    favoured = (p <= p.max(-1, keepdims=True) * lenience[0]).astype(object)
+    return lenient_greedy(forest, favoured + Fraction(1), lenience / lenience)
 
 
 def prove_lenient_greedy() -> Iterator[Row]:

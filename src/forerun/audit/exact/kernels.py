@@ -40,7 +40,14 @@ class Grid:
     """Requests on a grid: trees of one shape, with p and q per row, u per row and v per request."""
 
     def __init__(
-        self, parents: tuple[int, ...], vocab_size: int, parts: int, dice: int, *, replacement: bool = True
+        self,
+        parents: tuple[int, ...],
+        vocab_size: int,
+        parts: int,
+        dice: int,
+        *,
+        replacement: bool = True,
+        chosen: tuple[int, ...] = (),
     ) -> None:
         laws = dyadic_laws(vocab_size, parts)
         inner = sorted(set(parents))
@@ -50,6 +57,7 @@ class Grid:
         self.u: list[Fraction] = []
         self.v: list[Fraction] = []
         self.parents, self.replacement = parents, replacement
+        self.sampled = np.array([node not in chosen for node in range(len(parents))])
         for qs, tokens in product(
             product(laws, repeat=len(inner)), product(range(vocab_size), repeat=len(parents))
         ):
@@ -62,7 +70,8 @@ class Grid:
 
     def _drawable(self, tokens: tuple[int, ...], q: dict[int, Law]) -> bool:
         """Whether q can have drawn these tokens."""
-        siblings = list(zip(self.parents, tokens, strict=True))
+        nodes = zip(self.parents, tokens, self.sampled, strict=True)
+        siblings = [(parent, token) for parent, token, sampled in nodes if sampled]
         possible = all(q[parent][token] > 0 for parent, token in siblings)
         return possible and (self.replacement or len(set(siblings)) == len(siblings))
 
@@ -85,7 +94,7 @@ class Grid:
                 Draft(
                     np.array(tokens),
                     np.array(self.parents),
-                    np.ones(len(tokens), dtype=bool),
+                    self.sampled,
                     {node: Proposal(q[id(law)], self.replacement) for node, law in qs.items()},
                 )
                 for tokens, qs in self.drafts
@@ -116,9 +125,15 @@ def compare_verifiers() -> Iterator[Row]:
                 Grid((-1,), 3, 4, 4),
                 Grid(pair, 2, 4, 4),
                 Grid(pair, 2, 4, 4, replacement=False),
+                Grid(pair, 3, 2, 4, chosen=(0,)),
+                Grid(pair, 3, 2, 4, chosen=(1,)),
             ],
         ),
-        ("block in float32", block, [Grid((-1,), 2, 8, 8), Grid(chain, 2, 2, 4)]),
+        (
+            "block in float32",
+            block,
+            [Grid((-1,), 2, 8, 8), Grid(chain, 2, 2, 4), Grid(chain, 2, 2, 4, chosen=(0,))],
+        ),
         ("lenient in float32", lenient_by(Fraction(1, 2)), [Grid((-1,), 2, 8, 8)]),
     ]
     for name, verify, grids in subjects:
@@ -127,27 +142,34 @@ def compare_verifiers() -> Iterator[Row]:
 
 
 def compare_race() -> Row:
-    """The compiled race against the race as it is stated."""
-    laws = [law + (Fraction(0),) * 70 + law for law in dyadic_laws(3, 4)]
-    p = torch.tensor([[float(p_x) / 2 for p_x in law] for law in laws])
+    """The compiled race against the race as it is stated, over rows that span blocks, halves and lanes."""
+    width, places = 2_500, (0, 5, 130, 700, 1_023, 1_024, 2_100, 2_499)
+    laws = [law for law in dyadic_laws(4, 4) if len(set(law)) > 1]
+    p = torch.zeros(len(laws), width)
+    for row, law in enumerate(laws):
+        for i, p_x in enumerate(law):
+            p[row, [places[(2 * i + row) % 8], places[(2 * i + row + 1) % 8]]] = float(p_x) / 2
     held, num_outcomes = True, 0
-    for key, position in product((0, 1, 2**63 - 1, 12345), (0, 1, 7, 2**33)):
+    for key, position in product((0, 2**63 - 1, -12345), (0, 7, 2**33)):
         winners = race_rows(p, np.full(len(p), key), np.full(len(p), position))
-        stated = [race(row.tolist(), clocks(p.shape[1], key, position)) for row in p]
-        held &= winners.tolist() == stated
+        times = clocks(width, key, position)
+        held &= winners.tolist() == [race(row.tolist(), times) for row in p]
         num_outcomes += len(p)
     return Row("race, compiled", Kind.KERNEL, held, len(laws), num_outcomes)
 
 
 def compare_nucleus() -> Row:
-    """The compiled top-p against the one that sorts."""
-    laws = dyadic_laws(4, 8)
-    p = torch.tensor([[float(p_x) for p_x in law] for law in laws])
+    """The compiled top-p against the one that sorts: coarse laws, and fine ones that use every bit."""
+    coarse = torch.tensor([[float(p_x) for p_x in law] for law in dyadic_laws(4, 8)])
+    fine = torch.randint(0, 2**12, (64, 600), generator=torch.Generator().manual_seed(0)).float() / 2**22
     held, num_outcomes = True, 0
-    for top_p in (*np.arange(1, 8) / 8, 1e-9, 0.3, 0.999):
-        compiled = p.clone()
-        keep_nucleus(compiled, np.full(len(p), top_p))
-        cut = torch.full((len(p),), 1.0) - torch.full((len(p),), float(top_p))
-        held &= torch.equal(compiled, nucleus_by_sorting(p, cut))
-        num_outcomes += len(p)
-    return Row("top-p, compiled", Kind.KERNEL, held, len(laws), num_outcomes)
+    for p, cuts in ((coarse, (*np.arange(1, 8) / 8, 1.0, 0.7)), (fine, np.arange(1, 40) / 2**8 + 2**-20)):
+        for cut in cuts:
+            compiled = p.clone()
+            keep_nucleus(compiled, np.full(len(p), 1.0 - cut))
+            stated = nucleus_by_sorting(
+                p, torch.full((len(p),), 1.0) - torch.full((len(p),), 1.0 - float(cut))
+            )
+            held &= torch.equal(compiled, stated)
+            num_outcomes += len(p)
+    return Row("top-p, compiled", Kind.KERNEL, held, len(coarse) + len(fine), num_outcomes)

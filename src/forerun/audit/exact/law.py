@@ -59,11 +59,25 @@ def _chance(sequence: Prefix, p: Callable[[Prefix], Law], begin: Prefix) -> Frac
 
 
 def most_overstated(emitted: Mapping[Prefix, Fraction], p: Callable[[Prefix], Law]) -> Fraction:
-    """The largest ratio between how likely a first token became and how likely it should be."""
-    first = p(())
-    said = [Fraction(0)] * len(first)
-    for sequence, m in emitted.items():
-        said[sequence[0]] += m
-    if any(s > 0 and p_x == 0 for s, p_x in zip(said, first, strict=True)):
-        raise ValueError("a token was said that the target never says")
-    return max(s / p_x for s, p_x in zip(said, first, strict=True) if p_x)
+    """The largest ratio between how likely a token became after those before it, and how it should be."""
+    worst = Fraction(0)
+    for prefix in {e[:n] for e in emitted for n in range(len(e))}:
+        said = _probability(prefix, emitted, p)
+        for token, p_x in enumerate(p(prefix)):
+            more = _probability((*prefix, token), emitted, p)
+            if more and not p_x:
+                raise ValueError("a token was said that the target never says")
+            if more:
+                worst = max(worst, more / said / p_x)
+    return worst
+
+
+def _probability(prefix: Prefix, emitted: Mapping[Prefix, Fraction], p: Callable[[Prefix], Law]) -> Fraction:
+    """How likely the text, continued by the target, begins like this."""
+    total = Fraction(0)
+    for e, weight in emitted.items():
+        if e[: len(prefix)] == prefix:
+            total += weight
+        elif prefix[: len(e)] == e:
+            total += weight * _chance(prefix, p, e)
+    return total

@@ -6,8 +6,7 @@ numbers are shared, or a line of the production verifier (replaced for the lengt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -23,13 +22,13 @@ from forerun.audit.exact.registry import (
     play_and_compare,
     prove_bound,
 )
-from forerun.audit.exact.rounds import Engine, Play, Verifier, draw, draw_tokens
+from forerun.audit.exact.rounds import Engine, Play, Verifier, draw, draw_tokens, replaced, with_replaced
 from forerun.audit.exact.worlds import CHAINS, Law, Shape, as_row, trees
 from forerun.core import arrays
 from forerun.core import block as block_module
 from forerun.core import reject as reject_module
 from forerun.core.block import block
-from forerun.core.decisions import pick
+from forerun.core.decisions import pick, residual_mass, stands
 from forerun.core.forest import NONE, Forest
 from forerun.core.reject import Crossing, reject
 from forerun.types import Draft, Proposal, Verdict
@@ -204,9 +203,23 @@ def stand_by_swapped_ratio(u: Any, p_x: Any, q_x: Any, p_mass: Any = 1, q_mass: 
     return u * p_x * q_mass < q_x * p_mass
 
 
-def forget_the_refused(self: Crossing, at: Any, guesses: Any) -> Any:
-    """Siblings are all judged against the whole of p."""
-    return np.ones(len(at), dtype=bool)
+def judge_by_all_of_p(self: Crossing, at: Any, guesses: Any, u: Any) -> Any:
+    """Siblings are all judged against the whole of p; only the last token comes from what is left."""
+    whole = arrays.peek(self.whole, self.rows[at])  # type: ignore[attr-defined]
+    p_x = np.array(
+        [row[token] for row, token in zip(whole, self.forest.tokens[guesses], strict=True)], dtype=object
+    )
+    standing = stands(u[guesses], p_x, self.forest.q_of(guesses))
+    refused = np.flatnonzero(~standing)
+    if refused.size:
+        self._take_out(at[refused], guesses[refused])
+    return standing
+
+
+def judging_siblings_by_all_of_p(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
+    """`reject` with that judge, which needs p as it was."""
+    with replaced(Crossing, "_judge", judge_by_all_of_p), replaced(Crossing, "whole", p):
+        return reject(forest, p, u, v)
 
 
 def nothing_drawn_before(self: Forest, guesses: Any) -> Any:
@@ -219,6 +232,11 @@ def residual_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
     return arrays.positive(arrays.less(p, q))
 
 
+def mass_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
+    """`block` with a test that takes every prefix to weigh 1."""
+    return residual_mass(p, q, p_mass, p_mass)
+
+
 def greedy_by_ratio(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
     """Temperature 0, but guesses are judged by the ratio of the probabilities before it."""
     return reject(forest, _raw(p), u, v)
@@ -227,27 +245,6 @@ def greedy_by_ratio(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
 def _raw(p: Any) -> Any:
     """A point mass with a third of it spread out, as the model's own probabilities are."""
     return p * Fraction(2, 3) + Fraction(1, 3) / p.shape[1]
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Sabotage one name of the production code for a while."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def sabotaged(verifier: Verifier, owner: Any, name: str, value: Any) -> Verifier:
-    """A verifier whose code calls something else under this name."""
-
-    def verify(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
-        with _replaced(owner, name, value):
-            return verifier(forest, p, u, v)
-
-    return verify
 
 
 def _mutant(
@@ -270,12 +267,12 @@ MUTANTS = (
     _mutant(
         "accept by argmax at temperature > 0",
         ONE,
-        verify=sabotaged(reject, reject_module, "stands", stand_by_argmax),
+        verify=with_replaced(reject, reject_module, "stands", stand_by_argmax),
     ),
     _mutant(
         "swap p and q in the ratio",
         ONE,
-        verify=sabotaged(reject, reject_module, "stands", stand_by_swapped_ratio),
+        verify=with_replaced(reject, reject_module, "stands", stand_by_swapped_ratio),
     ),
     _mutant("cut the draft by a dropped value", TWO, draw=drop_by_value),
     _mutant("draw two, keep the likelier", ONE, draw=keep_the_likelier),
@@ -284,20 +281,25 @@ MUTANTS = (
     _mutant(
         "judge siblings against all of p",
         PAIRS,
-        verify=sabotaged(reject, Crossing, "_take_out", forget_the_refused),
+        verify=judging_siblings_by_all_of_p,
     ),
     _mutant(
         "forget that draws were not replaced",
         PAIRS_WITHOUT,
-        verify=sabotaged(reject, Forest, "drawn_before", nothing_drawn_before),
+        verify=with_replaced(reject, Forest, "drawn_before", nothing_drawn_before),
     ),
     _mutant("resample from p", ONE, verify=with_last_token(from_p_again)),
     _mutant("draw the bonus a row too early", ONE, verify=with_last_token(bonus_from_the_row_before)),
     _mutant("keep the refused guess", ONE, verify=keep_the_refused),
     _mutant(
-        "block without the prefix's weight",
+        "block draws as if prefixes weighed 1",
         TWO,
-        verify=sabotaged(block, block_module, "residual", residual_without_weight),
+        verify=with_replaced(block, block_module, "residual", residual_without_weight),
+    ),
+    _mutant(
+        "block tests as if prefixes weighed 1",
+        TWO,
+        verify=with_replaced(block, block_module, "residual_mass", mass_without_weight),
     ),
 )
 

@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 
 from forerun.audit.exact.law import Comparison, compare, most_overstated
-from forerun.audit.exact.rounds import Case, Engine, Interval, Play, Verifier, draw_tokens, play_out
+from forerun.audit.exact.rounds import (
+    Case,
+    Engine,
+    Interval,
+    Play,
+    Verifier,
+    draw_tokens,
+    play_out,
+    with_replaced,
+)
 from forerun.audit.exact.worlds import CHAINS, CHOSEN_CHAINS, MIXED_TREES, Shape, World, trees
+from forerun.core import reject as reject_module
 from forerun.core.block import block
 from forerun.core.forest import Forest
 from forerun.core.lenient import lenient
@@ -71,6 +81,16 @@ HONEST = (
     Subject("reject, mixed trees", Engine(reject, draw_tokens), MIXED_TREES),
     Subject(
         "reject, unseen noise drawn again", Engine(reject, draw_tokens, carry=noise_of_dropped), CHAINS[1:]
+    ),
+    Subject(
+        "reject, guess by guess",
+        Engine(with_replaced(reject, reject_module, "STRIDE", 1), draw_tokens),
+        CHAINS[2:],
+    ),
+    Subject(
+        "reject, two by two",
+        Engine(with_replaced(reject, reject_module, "STRIDE", 2), draw_tokens),
+        CHAINS[2:],
     ),
     Subject("block, chains", Engine(block, draw_tokens), CHAINS),
     Subject("block, chosen guesses", Engine(block, draw_tokens), CHOSEN_CHAINS),
@@ -144,7 +164,7 @@ LENIENT_SHAPES = (CHAINS[0], CHAINS[1], trees(replacement=True)[0], trees(replac
 
 
 def prove_bound(name: str, verify: Verifier, lenience: Fraction) -> Row:
-    """Whether no first token is more than 1/l times as likely as it should be; how far the law strays."""
+    """Whether no token is more than 1/l times as likely as it should be; and how far the law strays."""
     subject = Subject(name, Engine(verify, draw_tokens), LENIENT_SHAPES)
     held, num_cases, num_outcomes, furthest = True, 0, 0, Fraction(0)
     for two_rounds in cases_of(subject):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -68,6 +69,31 @@ class Engine:
     draw: Drawing
     share: Sharing | None = None
     carry: Callable[[Play, Verdict], tuple[Interval, ...]] | None = None
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put something else behind one name of the production code for a while."""
+    absent = object()
+    original = getattr(owner, name, absent)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if original is absent:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
+
+
+def with_replaced(verifier: Verifier, owner: Any, name: str, value: Any) -> Verifier:
+    """A verifier whose code finds something else under this name."""
+
+    def verify(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
+        with replaced(owner, name, value):
+            return verifier(forest, p, u, v)
+
+    return verify
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class World:
         return self._table("p", prefix)
 
     def q(self, prefix: Prefix) -> Law:
-        """What the draft says after this prefix; it has no zeros, so that any token may be drawn."""
+        """What the draft says after this prefix; without zeros, unless zeros are the flavour."""
         return self.p(prefix) if self.flavour == "equal" else self._table("q", prefix)
 
     def p_row(self, prefix: Prefix) -> npt.NDArray[np.object_]:
