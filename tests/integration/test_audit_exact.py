@@ -108,7 +108,9 @@ def test_the_bound_on_lenience_is_held_for_every_token() -> None:
         factors = [Fraction(1, 1000) if depth > 1 else Fraction(1) for depth in forest.depth]
         return reject_module.reject(forest, p, u * np.array(factors, dtype=object), v)
 
-    assert not registry.prove_bound("later", later, Fraction(1, 2)).held
+    bound = Fraction(9, 10)
+    assert registry.prove_bound("honest", registry.lenient_by(bound), bound).held
+    assert not registry.prove_bound("later", later, bound).held
 
 
 def test_mutants_differ_in_name() -> None:
