@@ -124,16 +124,6 @@ def scaled(wide: Wide, factors: Narrow) -> Wide:
     return wide * _column(wide, factors)
 
 
-def less(wide: Wide, rows: Sequence[Any]) -> Wide:
-    """Each row less another; on the CPU the others are read where they lie."""
-    if not on_cpu(wide):
-        return wide - stack(rows)
-    difference = torch.empty_like(wide)
-    for out, row, other in zip(difference.numpy(), wide.numpy(), rows, strict=True):
-        np.subtract(row, other.numpy(), out=out)
-    return difference
-
-
 def positive(wide: Wide) -> Wide:
     """max(x, 0), entry by entry, of an array nobody else holds."""
     if isinstance(wide, torch.Tensor):

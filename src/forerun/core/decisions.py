@@ -26,7 +26,7 @@ def stands(u: Narrow, p_x: Narrow, q_x: Narrow, p_mass: Narrow = 1, q_mass: Narr
 def residual(p: Wide, q: Sequence[Distribution], p_mass: Narrow, q_mass: Narrow) -> Wide:
     """What is left to say when a guess from q was refused: max(p - q, 0), up to scale."""
     if (p_mass == 1).all() and (q_mass == 1).all():
-        return arrays.positive(arrays.less(p, q))
+        return arrays.positive(p - arrays.stack(q))
     return arrays.positive(arrays.scaled(p, q_mass) - arrays.scaled(arrays.stack(q), p_mass))
 
 
@@ -56,6 +56,16 @@ def pick(weights: Wide, v: Narrow) -> IntArray:
             "a row has nothing to draw from: its weights are NaN or all 0; check the logits"
         )
     return picked
+
+
+def pick_residual(p: Sequence[Distribution], q: Sequence[Distribution], v: Narrow) -> IntArray:
+    """`pick` from the `residual` of separate rows, not written down on the CPU; -1 where nothing is left."""
+    if not arrays.on_cpu(p[0]):
+        wide = arrays.stack(p)
+        ones = arrays.ones_beside(wide)
+        return pick_by_sums(residual(wide, q, ones, ones), v)
+    rows = zip(p, q, v.tolist(), strict=True)
+    return np.array([_pick_residual(p_row.numpy(), q_row.numpy(), number) for p_row, q_row, number in rows])
 
 
 def pick_by_sums(weights: Wide, v: Narrow) -> IntArray:
@@ -89,6 +99,25 @@ def _pick_some(first: int, last: int, weights: Any, v: Any, picked: Any) -> None
             if running > goal:
                 break
         picked[row] = where + _first_exceeding(weights[row, where : where + _SPAN], before, goal)
+
+
+@compiled
+def _pick_residual(p: Any, q: Any, v: float) -> int:
+    """`_pick_some` for one row of max(p - q, 0)."""
+    total = _excess(p, q, 1.0, 1.0)
+    if not total > 0:
+        return -1
+    goal = v * total
+    running, where, before = 0.0, 0, 0.0
+    for begin in range(0, len(p), _SPAN):
+        part = _excess(p[begin : begin + _SPAN], q[begin : begin + _SPAN], 1.0, 1.0)
+        if part > 0:
+            where, before = begin, running
+        running += part
+        if running > goal:
+            break
+    left = p[where : where + _SPAN] - q[where : where + _SPAN]
+    return where + _first_exceeding(left, before, goal)
 
 
 @compiled

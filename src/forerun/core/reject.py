@@ -13,7 +13,7 @@ import numpy as np
 
 from forerun.core import arrays
 from forerun.core.arrays import Narrow, Rows, Wide
-from forerun.core.decisions import pick, residual, stands
+from forerun.core.decisions import pick, pick_residual, residual, stands
 from forerun.core.forest import NONE, Forest
 from forerun.types import BoolArray, Distribution, IntArray, Verdict
 
@@ -31,7 +31,9 @@ def reject(forest: Forest, p: Rows, u: Narrow, v: Narrow) -> list[Verdict]:
     next_tokens = np.zeros(forest.num_requests, dtype=np.int64)
     walking = np.arange(forest.num_requests)
     while walking.size:
-        rows = here[walking] = _descend(forest, here[walking], p, u)
+        here[walking] = _descend(forest, here[walking], p, u)
+        walking = _end_at_only_guesses(forest, walking, here, p, v, next_tokens)
+        rows = here[walking]
         crossing = Crossing(forest, rows, arrays.take(p, rows))
         kept = crossing.first_that_stands(u)
         ended = np.flatnonzero(kept == NONE)
@@ -58,6 +60,24 @@ def _descend(forest: Forest, rows: IntArray, p: Rows, u: Narrow) -> IntArray:
         rows[going[moved]] = guesses[moved, num_kept[moved] - 1]
         going = going[num_kept == STRIDE]
     return rows
+
+
+def _end_at_only_guesses(
+    forest: Forest, walking: IntArray, here: IntArray, p: Rows, v: Narrow, next_tokens: IntArray
+) -> IntArray:
+    """Say another token where the only guess, a drawn one, was refused; the requests that are left.
+
+    This is what most requests come to, and nothing but the draw has to be worked out for it. Where rounding
+    leaves nothing to draw from, a request is left for the `Crossing` to decide.
+    """
+    guess = forest.first_child[here[walking]]
+    only = (guess != NONE) & (forest.next_sibling[guess] == NONE) & forest.sampled[guess]
+    if not only.any():
+        return walking
+    who = walking[only]
+    tokens = pick_residual(arrays.peek(p, here[who]), forest.q_rows(here[who]), v[who])
+    next_tokens[who] = tokens
+    return np.concatenate([walking[~only], who[tokens < 0]])
 
 
 class Crossing:

@@ -70,15 +70,12 @@ def method_for(each: Round, verifier: Verifier = "auto") -> Method:
     """
     if each.lenience < 1:
         return Method.LENIENT_GREEDY if each.sampling.greedy else Method.LENIENT
-    if (
-        each.sampling.greedy
-        or each.sampling.seed is not None
-        or verifier == "follow"
-        or not each.draft.sampled.any()
-    ):
+    sampling, draft = each.sampling, each.draft
+    if sampling.greedy or sampling.seed is not None or verifier == "follow" or not draft.sampled.any():
         return Method.FOLLOW
-    is_chain = bool((each.draft.parents == np.arange(-1, len(each.draft) - 1)).all())
-    return Method.BLOCK if is_chain and verifier != "reject" else Method.REJECT
+    if verifier == "reject" or not (draft.parents == np.arange(-1, len(draft) - 1)).all():
+        return Method.REJECT
+    return Method.BLOCK
 
 
 def verify(rounds: Sequence[Round], logits: torch.Tensor, verifier: Verifier = "auto") -> list[Verdict]:

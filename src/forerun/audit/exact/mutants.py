@@ -229,7 +229,7 @@ def nothing_drawn_before(self: Forest, guesses: Any) -> Any:
 
 def residual_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
     """`block` with the residual of `reject`: max(p - q, 0), whatever the prefix weighs."""
-    return arrays.positive(arrays.less(p, q))
+    return arrays.positive(p - arrays.stack(q))
 
 
 def mass_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
