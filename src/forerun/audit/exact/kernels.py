@@ -121,20 +121,20 @@ def compare_verifiers() -> Iterator[Row]:
             "reject in float32",
             reject,
             [
-                Grid((-1,), 2, 8, 8),
+                Grid((-1,), 2, 8, 4),
                 Grid((-1,), 3, 4, 4),
                 Grid(pair, 2, 4, 4),
                 Grid(pair, 2, 4, 4, replacement=False),
-                Grid(pair, 3, 2, 4, chosen=(0,)),
-                Grid(pair, 3, 2, 4, chosen=(1,)),
+                Grid(pair, 2, 4, 4, chosen=(0,)),
+                Grid(pair, 2, 4, 4, chosen=(1,)),
             ],
         ),
         (
             "block in float32",
             block,
-            [Grid((-1,), 2, 8, 8), Grid(chain, 2, 2, 4), Grid(chain, 2, 2, 4, chosen=(0,))],
+            [Grid((-1,), 2, 8, 4), Grid(chain, 2, 2, 4), Grid(chain, 2, 2, 2, chosen=(0,))],
         ),
-        ("lenient in float32", lenient_by(Fraction(1, 2)), [Grid((-1,), 2, 8, 8)]),
+        ("lenient in float32", lenient_by(Fraction(1, 2)), [Grid((-1,), 2, 8, 4)]),
     ]
     for name, verify, grids in subjects:
         held = all(grid.floats(verify) == grid.exact(verify) for grid in grids)
@@ -150,7 +150,7 @@ def compare_race() -> Row:
         for i, p_x in enumerate(law):
             p[row, [places[(2 * i + row) % 8], places[(2 * i + row + 1) % 8]]] = float(p_x) / 2
     held, num_outcomes = True, 0
-    for key, position in product((0, 2**63 - 1, -12345), (0, 7, 2**33)):
+    for key, position in product((0, -12345), (7, 2**33)):
         winners = race_rows(p, np.full(len(p), key), np.full(len(p), position))
         times = clocks(width, key, position)
         held &= winners.tolist() == [race(row.tolist(), times) for row in p]

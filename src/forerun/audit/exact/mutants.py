@@ -42,7 +42,7 @@ PAIRS_WITHOUT = trees(replacement=False)[:2]
 
 def resample_with_draft_noise(play: Play) -> None:
     """The correction is drawn with the number that drew the guess."""
-    play.picker = play.drawn[0]
+    play.picker = play.drawn[0] if play.drawn else play.picker
 
 
 def resample_with_judge_noise(play: Play) -> None:
@@ -52,7 +52,7 @@ def resample_with_judge_noise(play: Play) -> None:
 
 def judge_with_draft_noise(play: Play) -> None:
     """The guess is judged by the number that drew it."""
-    play.judges[1] = play.drawn[0]
+    play.judges[1] = play.drawn[0] if play.drawn else play.judges[1]
 
 
 # --- drafts that are drawn or reported wrongly

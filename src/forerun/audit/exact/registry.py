@@ -21,7 +21,7 @@ from forerun.audit.exact.rounds import (
     play_out,
     with_replaced,
 )
-from forerun.audit.exact.worlds import CHAINS, CHOSEN_CHAINS, MIXED_TREES, Shape, World, trees
+from forerun.audit.exact.worlds import CHAINS, CHOSEN_CHAINS, MIXED_TREES, ONE_CHOSEN, Shape, World, trees
 from forerun.core import reject as reject_module
 from forerun.core.block import block
 from forerun.core.forest import Forest
@@ -80,7 +80,7 @@ HONEST = (
     Subject("reject, trees without replacement", Engine(reject, draw_tokens), trees(replacement=False)),
     Subject("reject, mixed trees", Engine(reject, draw_tokens), MIXED_TREES),
     Subject(
-        "reject, unseen noise drawn again", Engine(reject, draw_tokens, carry=noise_of_dropped), CHAINS[1:]
+        "reject, unseen noise drawn again", Engine(reject, draw_tokens, carry=noise_of_dropped), CHAINS[1:2]
     ),
     Subject(
         "reject, guess by guess",
@@ -100,8 +100,9 @@ HONEST = (
 def cases_of(subject: Subject) -> Iterator[list[Case]]:
     """The cases of a subject, one list per vocabulary size; each plays its shape and then another round.
 
-    With two tokens the shape is repeated; with more it is followed by a single guess, so that a second round
-    starts from every outcome of the first at a cost that stays small. The largest trees get one world.
+    With two tokens the shape is repeated; with three it is followed by one drawn guess and with four by one
+    chosen guess, so that a second round starts from every outcome of the first at a cost that stays small.
+    The largest trees get one world.
     """
     for vocab_size in (2, 3, 4):
         cases = []
@@ -109,7 +110,7 @@ def cases_of(subject: Subject) -> Iterator[list[Case]]:
             num_drafts = vocab_size ** sum(shape.sampled)
             if not _enough_tokens(shape, vocab_size) or num_drafts > 729:
                 continue
-            rounds = (shape, shape if vocab_size == 2 else CHAINS[0])
+            rounds = (shape, {2: shape, 3: CHAINS[0], 4: ONE_CHOSEN}[vocab_size])
             flavours = [f for f in subject.flavours if f != "sparse" or shape.replacement]
             cases += [
                 Case(World(vocab_size, seed=len(shape.parents), flavour=flavour), rounds)

@@ -89,6 +89,7 @@ class Shape:
 
 
 CHAINS = tuple(Shape.tree(f"chain of {n}", tuple(range(-1, n - 1))) for n in (1, 2, 3))
+ONE_CHOSEN = Shape.tree("one chosen guess", (-1,), (0,))
 CHOSEN_CHAINS = (
     Shape.tree("chosen chain of 3", (-1, 0, 1), (0, 1, 2)),
     Shape.tree("chain, chosen in the middle", (-1, 0, 1), (1,)),
