@@ -55,9 +55,11 @@ class Context:
 
 def apply_rules(logits: torch.Tensor, settings: Settings, contexts: Sequence[Context]) -> None:
     """Change the logits of the rows that have rules, in place."""
-    for row in np.flatnonzero(settings.has_rules).tolist():
-        params, context = settings.params[row], contexts[row]
+    rows = np.flatnonzero(settings.has_rules).tolist()
+    for params in {id(settings.params[row]): settings.params[row] for row in rows}.values():
         _demand_known(params, logits.shape[1])
+    for row in rows:
+        params, context = settings.params[row], contexts[row]
         if params.allowed_token_ids is not None:
             _allow(logits[row], params.allowed_token_ids)
         for word in params.bad_words:

@@ -19,7 +19,7 @@ from forerun.audit.exact.registry import (
     Subject,
     lenient_by,
     noise_of_dropped,
-    play_and_compare,
+    prove,
     prove_bound,
 )
 from forerun.audit.exact.rounds import Engine, Play, Verifier, draw, draw_tokens, replaced, with_replaced
@@ -306,15 +306,12 @@ MUTANTS = (
 
 def catch(subject: Subject) -> Row:
     """Whether the enumeration tells the mutant from the target."""
-    comparisons, num_outcomes = play_and_compare(subject)
-    return Row(
-        subject.name,
-        Kind.MUTANT,
-        held=any(not each.equal for each in comparisons),
-        num_cases=len(comparisons),
-        num_outcomes=num_outcomes,
-        distance=max(each.distance for each in comparisons),
-    )
+    return _caught(prove(subject))
+
+
+def _caught(row: Row) -> Row:
+    """A mutant is caught where the claim it makes does not hold."""
+    return replace(row, kind=Kind.MUTANT, held=not row.held)
 
 
 def lenient_twice(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
@@ -324,5 +321,4 @@ def lenient_twice(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
 
 def catch_bound() -> Row:
     """Whether the bound on lenient verifiers is one that can be broken."""
-    row = prove_bound("lenient beyond its bound", lenient_twice, Fraction(1, 2))
-    return replace(row, kind=Kind.MUTANT, held=not row.held)
+    return _caught(prove_bound("lenient beyond its bound", lenient_twice, Fraction(1, 2)))

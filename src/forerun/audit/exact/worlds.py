@@ -32,10 +32,6 @@ class World:
         law = self._table("p", prefix)
         return point_mass(law) if self.flavour == "greedy" else law
 
-    def raw_p(self, prefix: Prefix) -> Law:
-        """What the target says before it is made greedy."""
-        return self._table("p", prefix)
-
     def q(self, prefix: Prefix) -> Law:
         """What the draft says after this prefix; without zeros, unless zeros are the flavour."""
         return self.p(prefix) if self.flavour == "equal" else self._table("q", prefix)
