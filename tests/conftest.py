@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
+
+settings.register_profile("forerun", deadline=None)  # the first call compiles, and machines are noisy
+settings.load_profile("forerun")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

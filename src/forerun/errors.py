@@ -6,6 +6,8 @@ ForerunError
 ├── InvalidSampling           sampling settings out of range (also a ValueError)
 ├── InvalidDraft              a guess that breaks the contract of `Draft` (also a ValueError)
 ├── InvalidDistribution       numbers that are no distribution: NaN, nothing left to say (also a ValueError)
+├── InvalidCorpus             a corpus file that is cut off, damaged or of another version (also a ValueError)
+├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
 ├── VocabularyMismatch        two models or files that do not share their tokens (also a ValueError)
 └── MissingExtra              an optional dependency is not installed (also an ImportError)
 """
@@ -33,6 +35,14 @@ class InvalidDraft(ForerunError, ValueError):
 
 class InvalidDistribution(ForerunError, ValueError):
     """Numbers that are no distribution."""
+
+
+class InvalidCorpus(ForerunError, ValueError):
+    """A corpus file that is cut off, damaged or of another version."""
+
+
+class UnreadableTranscripts(ForerunError, ValueError):
+    """A file that does not hold transcripts."""
 
 
 class VocabularyMismatch(ForerunError, ValueError):

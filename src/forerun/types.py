@@ -113,12 +113,13 @@ class RequestView:
     """What a drafter may see of a request.
 
     `tokens` is the whole sequence so far, prompt and output, not a copy: it grows between two calls, and a
-    drafter catches up from where it left off. Text may pass from one request to another only where their
-    `salt` is the same.
+    drafter catches up from where it left off. The first `num_prompt` of them are the prompt, where that is
+    known. Text may pass from one request to another only where their `salt` is the same.
     """
 
     id: str
     tokens: Tokens
+    num_prompt: int | None = None
     salt: str | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
 

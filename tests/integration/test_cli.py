@@ -95,3 +95,38 @@ def test_a_missing_plotting_library_is_explained(tmp_path: Path, monkeypatch: py
 def test_an_alpha_that_is_no_chance_is_refused() -> None:
     result = CliRunner().invoke(app, ["theory", "--alpha", "1.5"])
     assert result.exit_code == 2
+
+
+SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "vllm-ngram"])
+def test_replay_reports_every_category(drafter: str) -> None:
+    report = json.loads(run("replay", str(SAMPLE), "--drafter", drafter, "--nodes", "4", "--json"))
+    assert len(report["categories"]) == 7
+    for line in report["categories"].values():
+        assert 1 <= line["tokens_per_step"] <= 5
+        assert 0 < line["guesses_per_step"] <= 4
+        assert len(line["acceptance_by_depth"]) <= 4
+        assert line["microseconds_per_proposal"] > 0
+        assert "tokens_per_cost" not in line
+
+
+def test_replay_prints_a_table_for_people() -> None:
+    shown = run("replay", str(SAMPLE), "--price", "0.012")
+    assert "summarization" in shown
+    assert "geometric mean" in shown
+    assert "at 1.2%" in shown
+
+
+def test_replay_says_what_is_wrong(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for args, message in (
+        (["replay", str(empty)], "no transcripts"),
+        (["replay", str(SAMPLE), "--drafter", "ngram", "--shared"], "own text only"),
+        (["replay", str(SAMPLE), "--corpus", str(SAMPLE)], "not a corpus"),
+    ):
+        result = CliRunner().invoke(app, args)
+        assert result.exit_code != 0
+        assert message in " ".join(result.output.split())

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numba.core import caching
 
-from forerun.core.compiled import compiled, over_rows
+from forerun.core.compiled import compiled
+from forerun.core.threads import over_rows
 
 
 def test_a_machine_without_a_place_to_write_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

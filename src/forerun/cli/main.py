@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from forerun.cli.audit import audit
+from forerun.cli.corpus import corpus
+from forerun.cli.replay import replay
 from forerun.cli.theory import theory
 
 app = typer.Typer(
@@ -16,6 +18,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(audit, name="audit")
+app.add_typer(corpus, name="corpus")
+app.command()(replay)
 app.command()(theory)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from forerun.core import arrays
 from forerun.core.arrays import Narrow, Wide
-from forerun.core.compiled import compiled, loosely_compiled, over_rows
+from forerun.core.compiled import compiled, loosely_compiled
+from forerun.core.threads import over_rows
 from forerun.errors import InvalidDistribution
 from forerun.types import Distribution, IntArray
 

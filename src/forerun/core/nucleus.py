@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.core.compiled import compiled, over_rows
+from forerun.core.compiled import compiled
+from forerun.core.threads import over_rows
 
 
 def keep_nucleus(p: torch.Tensor, top_p: np.ndarray) -> None:

@@ -1,0 +1,154 @@
+"""`forerun replay`: how good would a drafter's guesses have been?"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.console import counting, told
+
+if TYPE_CHECKING:
+    from forerun.bench.replay import Tally
+    from forerun.bench.transcripts import Lines
+    from forerun.types import Drafter
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Name(StrEnum):
+    """The drafters that can be replayed."""
+
+    NGRAM = "ngram"
+    SUFFIX = "suffix"
+    VLLM_NGRAM = "vllm-ngram"
+
+
+class Half(StrEnum):
+    """Which lines to take."""
+
+    ALL = "all"
+    ODD = "odd"
+    EVEN = "even"
+
+
+def replay(
+    transcripts: Annotated[
+        Path, typer.Argument(help="One JSON object a line: `cat`, and as token ids `prompt` and `out`.")
+    ],
+    drafter: Annotated[
+        Name, typer.Option(help="Who guesses; vllm-ngram is vLLM's rule, as a yardstick.")
+    ] = Name.SUFFIX,
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="The most guesses a step.")] = 16,
+    chain: Annotated[bool, typer.Option("--chain", help="One branch instead of a tree.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Guess from the outputs of earlier transcripts too.")
+    ] = False,
+    corpus: Annotated[
+        list[Path] | None, typer.Option(help="Guess from this corpus too; may be repeated.")
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0, help="What a guess costs, as a share of a step; only guesses that pay are made."),
+    ] = None,
+    lines: Annotated[Half, typer.Option(help="Replay only the odd or the even lines.")] = Half.ALL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+) -> None:
+    """Replay recorded outputs through a drafter, without any model.
+
+    At temperature 0 the model says what it said before, so the recording tells which guesses would have
+    stood: tokens per step is what one run of the model would have committed.
+    """
+    from forerun.bench.replay import replay as run
+    from forerun.bench.transcripts import read_transcripts
+
+    options = {"chain": chain, "share_outputs": shared, "corpora": corpus or []}
+    with told():
+        recorded = read_transcripts(transcripts, _lines(lines))
+        run(_drafter(drafter, options), recorded[:1], nodes=nodes)  # compiles
+        with counting("replaying", len(recorded)) as progress:
+            tallies = run(_drafter(drafter, options), recorded, nodes=nodes, price=price, progress=progress)
+    if not tallies:
+        typer.echo(f"every output in {transcripts} is too short to replay", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        asked = {"drafter": drafter.value, "nodes": nodes, "lines": lines.value, "price": price}
+        typer.echo(json.dumps(asked | options | _report(tallies, price), indent=2, default=str))
+    else:
+        _print(tallies, price)
+
+
+def _lines(half: Half) -> Lines:
+    return half.value
+
+
+def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
+    """A new drafter of this name."""
+    if name is Name.SUFFIX:
+        from forerun.drafters.corpus import Corpus
+        from forerun.drafters.suffix import SuffixDrafter
+
+        return SuffixDrafter(**options | {"corpora": [Corpus(file) for file in options["corpora"]]})
+    if options["share_outputs"] or options["corpora"]:
+        raise typer.BadParameter(f"{name.value} guesses from a request's own text only: use --drafter suffix")
+    if name is Name.NGRAM:
+        from forerun.drafters.ngram import NgramDrafter
+
+        return NgramDrafter()
+    from forerun.bench.yardsticks import VllmNgram
+
+    return VllmNgram()
+
+
+def _report(tallies: dict[str, Tally], price: float | None) -> dict[str, Any]:
+    """Everything as values."""
+    from forerun.bench.replay import geometric_mean
+
+    return {
+        "geometric_mean": geometric_mean(tally.tokens_per_step for tally in tallies.values()),
+        "categories": {
+            name: {
+                "tokens_per_step": tally.tokens_per_step,
+                "guesses_per_step": tally.guesses_per_step,
+                "acceptance_by_depth": tally.acceptance_by_depth,
+                "microseconds_per_proposal": tally.microseconds_per_proposal,
+                "outputs": tally.num_outputs,
+                "tokens": tally.num_tokens,
+                "steps": tally.num_steps,
+                "guesses": tally.num_guesses,
+            }
+            | ({} if price is None else {"tokens_per_cost": tally.tokens_per_cost(price)})
+            for name, tally in sorted(tallies.items())
+        },
+    }
+
+
+def _print(tallies: dict[str, Tally], price: float | None) -> None:
+    """A table for people."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from forerun.bench.replay import geometric_mean
+
+    table = Table(show_footer=True, box=box.SIMPLE_HEAD)
+    mean = geometric_mean(tally.tokens_per_step for tally in tallies.values())
+    table.add_column("category", "geometric mean", no_wrap=True)
+    table.add_column("outputs", justify="right")
+    table.add_column("tokens/step", f"{mean:.2f}", justify="right", style="bold")
+    if price is not None:
+        priced = geometric_mean(tally.tokens_per_cost(price) for tally in tallies.values())
+        table.add_column(f"at {price:.1%}", f"{priced:.2f}", justify="right", style="bold")
+    table.add_column("guesses/step", justify="right")
+    table.add_column("by depth", no_wrap=True)
+    table.add_column("µs", justify="right")
+    for name, tally in sorted(tallies.items()):
+        cells = [name, str(tally.num_outputs), f"{tally.tokens_per_step:.2f}"]
+        if price is not None:
+            cells.append(f"{tally.tokens_per_cost(price):.2f}")
+        bars = "".join(_BARS[min(7, int(8 * share))] for share in tally.acceptance_by_depth[:8])
+        table.add_row(*cells, f"{tally.guesses_per_step:.1f}", bars, f"{tally.microseconds_per_proposal:.0f}")
+    Console().print(table)

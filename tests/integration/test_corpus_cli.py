@@ -1,0 +1,97 @@
+"""`forerun corpus` with a real tokenizer, and guessing from what it built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from forerun.cli.main import app
+from forerun.drafters.corpus import Corpus
+from forerun.drafters.documents import load_tokenizer, vocabulary_of
+from forerun.errors import VocabularyMismatch
+
+SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
+WORDS = ["[UNK]", *"abcdefgh", "\n"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of ten characters, saved as models save theirs."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `corpus`")
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    directory = tmp_path_factory.mktemp("model")
+    made.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def run(*args: str | Path, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_text_goes_in_and_guesses_come_out(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("abcd\nefgh")
+    (tmp_path / "two.jsonl").write_text(
+        json.dumps({"text": "aaa"}) + "\n" + json.dumps({"text": "hhh"}) + "\n"
+    )
+    output = tmp_path / "corpus.fri"
+    shown = run(
+        "corpus",
+        "build",
+        tmp_path / "one.txt",
+        tmp_path / "two.jsonl",
+        "--tokenizer",
+        tokenizer,
+        "-o",
+        output,
+    )
+    assert "18 tokens of 2 files" in shown
+    corpus = Corpus(output, vocabulary=vocabulary_of(load_tokenizer(str(tokenizer))))
+    words = "".join("|" if token == 0 else WORDS[token - 1] for token in corpus.text)
+    assert words == "abcd\nefgh|aaa|hhh|"
+    assert json.loads(run("corpus", "show", output, "--json"))["num_tokens"] == 18
+    assert "18 tokens of the tokenizer" in run("corpus", "show", output)
+
+
+def test_a_long_text_is_cut_at_the_ends_of_lines_and_loses_nothing(tokenizer: Path, tmp_path: Path) -> None:
+    line = "abcdefgh" * 1000 + "\n"
+    (tmp_path / "long.txt").write_text(line * 30)
+    output = tmp_path / "corpus.fri"
+    run("corpus", "build", tmp_path / "long.txt", "--tokenizer", tokenizer / "tokenizer.json", "-o", output)
+    assert len(Corpus(output)) == 30 * 8001 + 1
+
+
+def test_what_cannot_be_read_is_said(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"words": 1}\n')
+    output = tmp_path / "corpus.fri"
+    shown = run("corpus", "build", tmp_path / "bad.jsonl", "--tokenizer", tokenizer, "-o", output, code=1)
+    assert "line 1" in shown
+    shown = run("corpus", "build", tmp_path / "nowhere", "--tokenizer", tokenizer, "-o", output, code=1)
+    assert "cannot read" in shown
+    (tmp_path / "empty.txt").write_text("")
+    shown = run("corpus", "build", tmp_path / "empty.txt", "--tokenizer", tokenizer, "-o", output, code=1)
+    assert "no text" in shown
+    shown = run("corpus", "build", tmp_path / "empty.txt", "--tokenizer", tmp_path, "-o", output, code=1)
+    assert "cannot load a tokenizer" in shown
+    assert "not a corpus" in run("corpus", "show", tmp_path / "bad.jsonl", code=1)
+    assert not output.exists()
+
+
+@pytest.mark.e2e
+def test_a_corpus_of_earlier_answers_helps(smollm2: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows))
+    output = tmp_path / "corpus.fri"
+    run("corpus", "build", tmp_path / "answers.jsonl", "--tokenizer", smollm2, "-o", output)
+    with pytest.raises(VocabularyMismatch):
+        Corpus(output, vocabulary="of another model")
+    alone = json.loads(run("replay", SAMPLE, "--json"))["geometric_mean"]
+    helped = json.loads(run("replay", SAMPLE, "--corpus", output, "--json"))["geometric_mean"]
+    assert helped > 2 * alone, "every answer is in the corpus"

@@ -1,0 +1,78 @@
+"""What looking text up gives on recorded outputs of a real model: the figures we hold ourselves to."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forerun.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+TRANSCRIPTS = ROOT.parent / "shared" / "data" / "transcripts.jsonl"
+
+pytestmark = pytest.mark.skipif(
+    not TRANSCRIPTS.exists() and not os.environ.get("FORERUN_CI"),
+    reason="the recorded transcripts are not beside the project; CI has them and fails without",
+)
+
+CHAIN = ("--drafter", "suffix", "--nodes", "16", "--chain")
+TREE = ("--drafter", "suffix", "--nodes", "16")
+SHARED = ("--drafter", "suffix", "--nodes", "32", "--shared")
+VLLM = ("--drafter", "vllm-ngram", "--nodes", "4")
+PRICED = ("--price", "0.012")
+
+
+@cache
+def report(*options: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["replay", str(TRANSCRIPTS), *options, "--json"])
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] = json.loads(result.stdout)
+    assert len(values["categories"]) == 7
+    return values
+
+
+def test_the_yardstick_measures_what_was_measured_before() -> None:
+    values = report(*VLLM)
+    found = {name: round(line["tokens_per_step"], 2) for name, line in values["categories"].items()}
+    assert found == {
+        "code_edit": 3.22,
+        "math_reasoning": 1.79,
+        "mt_bench": 1.59,
+        "qa": 1.73,
+        "rag": 2.20,
+        "summarization": 1.93,
+        "translation": 2.51,
+    }
+    assert values["geometric_mean"] == pytest.approx(2.08, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("options", "least", "ratio"), [(CHAIN, 2.65, 1.25), (TREE, 2.9, 1.35), (SHARED, 3.3, 1.5)]
+)
+def test_more_tokens_per_step_than_vllms_rule(options: tuple[str, ...], least: float, ratio: float) -> None:
+    assert report(*options)["geometric_mean"] >= least
+    even = report(*options, "--lines", "even")["geometric_mean"]
+    assert even / report(*VLLM, "--lines", "even")["geometric_mean"] >= ratio
+
+
+@pytest.mark.parametrize("nodes", ["4", "8"])
+@pytest.mark.parametrize("lines", ["all", "even"])
+def test_with_a_price_on_every_guess_it_is_ahead_in_each_category(nodes: str, lines: str) -> None:
+    ours = report(*CHAIN, *PRICED, "--lines", lines)["categories"]
+    theirs = report("--drafter", "vllm-ngram", "--nodes", nodes, *PRICED, "--lines", lines)["categories"]
+    behind = [name for name in ours if ours[name]["tokens_per_cost"] <= theirs[name]["tokens_per_cost"]]
+    assert not behind
+
+
+def test_no_draft_exceeds_its_nodes_and_chains_are_no_better_than_trees() -> None:
+    chain, tree = report(*CHAIN)["categories"], report(*TREE)["categories"]
+    for name in chain:
+        assert chain[name]["guesses_per_step"] <= 16
+        assert tree[name]["guesses_per_step"] <= 16
+        assert tree[name]["tokens_per_step"] > chain[name]["tokens_per_step"]

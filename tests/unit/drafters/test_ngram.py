@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import naive
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.drafters.counts import Counts
+from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.tree import AGREE, CHANCE, MATCHED, RECORD, SURVIVAL, TOTAL
+from forerun.errors import ConfigurationError
+from forerun.types import Drafter, RequestView, Verdict
+
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=120)
+
+
+def followers(text: list[int], context: list[int], order: int) -> tuple[int, Counter[int], dict[int, int]]:
+    """The longest known end of a context, how often each token followed it, and where last."""
+    for length in range(min(order - 1, len(context)), 0, -1):
+        end = context[-length:]
+        places = [at for at in range(length, len(text)) if text[at - length : at] == end]
+        if places:
+            return length, Counter(text[at] for at in places), {text[at]: at for at in places}
+    return 0, Counter(), {}
+
+
+def naive_chain(text: list[int], order: int, budget: int) -> list[tuple[int, int, int, int]]:
+    """Token, context length, count and total of every guess: the most frequent, the most recent of equals."""
+    context, chain = list(text), []
+    for _ in range(budget):
+        length, counts, last = followers(text, context, order)
+        if not length:
+            break
+        best = max(counts, key=lambda token: (counts[token], last[token]))
+        chain.append((best, length, counts[best], counts.total()))
+        context.append(best)
+    return chain
+
+
+def drafted(text: list[int], order: int, budget: int) -> list[tuple[int, int, int, int]]:
+    (draft,) = NgramDrafter(order=order).propose([RequestView("r", text)], [budget])
+    assert draft.evidence is not None
+    columns = draft.evidence[:, [MATCHED, AGREE, TOTAL]].astype(int).tolist()
+    return [(int(token), *row) for token, row in zip(draft.tokens, columns, strict=True)]
+
+
+def test_it_is_a_drafter() -> None:
+    assert isinstance(NgramDrafter(), Drafter)
+
+
+@given(texts, st.integers(2, 6), st.integers(1, 12))
+def test_it_guesses_the_most_frequent_continuation(text: list[int], order: int, budget: int) -> None:
+    # The naive search takes the most recent of equals where it stands now; the tables took it when it was
+    # counted. Both are the last occurrence of the token behind that context.
+    assert drafted(text, order, budget) == naive_chain(text, order, budget)
+
+
+def test_the_test_against_the_naive_tables_can_fail() -> None:
+    text = [1, 2, 1, 3, 1, 3, 1]
+    assert drafted(text, 2, 1) == naive_chain(text, 2, 1)
+    assert drafted(text, 2, 1) != naive_chain([*text[:-1], 2, 1, 2, 1, 2, 1], 2, 1)
+
+
+def test_of_equally_frequent_continuations_the_most_recent_is_guessed() -> None:
+    assert drafted([1, 2, 1, 3, 1], 2, 1)[0][0] == 3
+    assert drafted([1, 3, 1, 2, 1], 2, 1)[0][0] == 2
+
+
+@given(texts, st.lists(st.integers(1, 20), max_size=20))
+def test_a_text_that_came_in_parts_is_counted_as_one(text: list[int], steps: list[int]) -> None:
+    drafter = NgramDrafter()
+    length = 1
+    for step in steps:
+        drafter.propose([RequestView("r", text[:length])], [1])
+        length = min(length + step, len(text))
+    (draft,) = drafter.propose([RequestView("r", text)], [8])
+    assert draft.tokens.tolist() == [token for token, *_ in naive_chain(text, 5, 8)]
+
+
+def test_memory_has_a_bound_and_the_older_half_goes_first() -> None:
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 1000, 20_000).astype(np.int32)
+    counts = Counts(order=4, room=10, most=512)
+    most_bytes = 0
+    for start in range(0, len(text), 100):
+        counts.extend(text[start : start + 100])
+        most_bytes = max(most_bytes, counts.num_bytes)
+    assert most_bytes < 400 * 1024
+    assert 512 <= len(counts) <= 1024
+    recent = text[-len(counts) :].tolist()
+    tokens, numbers = counts.continuations(naive.ints([recent[-100]]))
+    _, expected, _ = followers(recent, [recent[-100]], 2)
+    assert dict(zip(tokens.tolist(), numbers.tolist(), strict=True)) == expected
+
+
+def test_a_prompt_longer_than_the_bound_is_counted_from_its_end() -> None:
+    text = list(range(5000))
+    (draft,) = NgramDrafter(most_tokens=100).propose([RequestView("r", [*text, 4950])], [3])
+    assert draft.tokens.tolist() == [4951, 4952, 4953]
+    (draft,) = NgramDrafter(most_tokens=100).propose([RequestView("r", [*text, 10])], [3])
+    assert len(draft) == 0
+
+
+def test_drawn_guesses_come_with_the_q_they_were_drawn_from() -> None:
+    text = [1, 2, 1, 2, 1, 3, 1]
+    drafter = NgramDrafter(order=2, draw=np.random.default_rng(0), vocab_size=8)
+    num_drawn: Counter[int] = Counter()
+    for number in range(2000):
+        (draft,) = drafter.propose([RequestView(str(number), text)], [1])
+        draft.check(vocab_size=8)
+        assert draft.sampled.all()
+        assert draft.q[-1].probs.tolist() == pytest.approx([0, 0, 2 / 3, 1 / 3, 0, 0, 0, 0])
+        num_drawn[int(draft.tokens[0])] += 1
+    # Of 2,000 draws with probability 2/3, a share outside these bounds has a probability below 1e-6.
+    assert 0.61 < num_drawn[2] / 2000 < 0.72
+
+
+@given(texts, st.integers(0, 2**32 - 1))
+def test_every_q_is_the_share_of_the_counts(text: list[int], seed: int) -> None:
+    drafter = NgramDrafter(order=4, draw=np.random.default_rng(seed), vocab_size=4)
+    (draft,) = drafter.propose([RequestView("r", text)], [5])
+    context = list(text)
+    for node, token in enumerate(draft.tokens.tolist()):
+        _, counts, _ = followers(text, context, 4)
+        expected = [float(Fraction(counts[candidate], counts.total())) for candidate in range(4)]
+        assert draft.q[node - 1].probs.tolist() == pytest.approx(expected)
+        assert counts[token] > 0
+        context.append(token)
+    assert len(draft) == 5 or not followers(text, context, 4)[0], "only an unknown context ends it early"
+
+
+def test_its_record_and_survival_are_evidence() -> None:
+    drafter = NgramDrafter()
+    view = RequestView("r", [1, 2, 3, 1, 2, 3, 1])
+    (draft,) = drafter.propose([view], [4])
+    assert draft.evidence is not None
+    assert (np.diff(draft.evidence[:, SURVIVAL]) < 0).all()
+    assert np.allclose(np.cumprod(draft.evidence[:, CHANCE]), draft.evidence[:, SURVIVAL])
+    drafter.learn("r", draft, Verdict((0,), 3))
+    (again,) = drafter.propose([view], [4])
+    assert again.evidence is not None
+    assert again.evidence[0, RECORD] > draft.evidence[0, RECORD]
+
+
+def test_a_forgotten_request_starts_anew() -> None:
+    drafter = NgramDrafter()
+    drafter.propose([RequestView("r", [1, 2, 3])], [1])
+    drafter.forget("r")
+    drafter.forget("r")
+    (draft,) = drafter.propose([RequestView("r", [4, 1])], [1])
+    assert len(draft) == 0
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="order is 1"):
+        NgramDrafter(order=1)
+    with pytest.raises(ConfigurationError, match="vocab_size"):
+        NgramDrafter(draw=np.random.default_rng(0))

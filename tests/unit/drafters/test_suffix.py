@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.drafters.suffix import DEEPEST, SuffixDrafter
+from forerun.drafters.tree import EVIDENCE, FROM, RECORD
+from forerun.types import Draft, Drafter, RequestView, Verdict
+
+SECRET = [91, 92, 93, 94, 95, 96, 97, 98]
+QUESTION = [1, 2, 3, 4, 5]
+
+
+def paths(draft: Draft) -> list[list[int]]:
+    return [draft.tokens[draft.path(node)].tolist() for node in range(len(draft))]
+
+
+def said(
+    drafter: SuffixDrafter, name: str, prompt: Sequence[int], output: Sequence[int], **view: str
+) -> None:
+    """Let a request say something, a token at a time, and end."""
+    for length in range(1, len(output) + 1):
+        tokens = [*prompt, *output[:length]]
+        drafter.propose([RequestView(name, tokens, num_prompt=len(prompt), salt=view.get("salt"))], [4])
+    drafter.forget(name)
+
+
+def test_it_is_a_drafter() -> None:
+    assert isinstance(SuffixDrafter(), Drafter)
+
+
+def test_it_guesses_what_followed_before() -> None:
+    (draft,) = SuffixDrafter(chain=True).propose([RequestView("r", [7, 8, 9, 10, 11, 7, 8, 9])], [4])
+    assert draft.tokens.tolist() == [10, 11, 7, 8]
+    assert draft.source == ("suffix",) * 4
+    assert not draft.sampled.any()
+
+
+def test_a_tree_branches_where_continuations_differ() -> None:
+    (draft,) = SuffixDrafter().propose([RequestView("r", [1, 2, 3, 8, 1, 2, 4, 8, 1, 2])], [6])
+    assert {3, 4} <= {int(draft.tokens[node]) for node in range(6) if draft.parents[node] == -1}
+    draft.check()
+
+
+def test_a_text_that_repeats_itself_is_guessed_beyond_its_end() -> None:
+    (draft,) = SuffixDrafter(chain=True).propose([RequestView("r", [1, 2, 3, 1, 2, 3, 1])], [8])
+    assert draft.tokens.tolist() == [2, 3, 1, 2, 3, 1, 2, 3]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=80), min_size=1, max_size=5),
+    st.lists(st.integers(-1, 100), min_size=5, max_size=5),
+)
+def test_no_draft_exceeds_its_budget_and_none_depends_on_its_neighbours(
+    texts: list[list[int]], budgets: list[int]
+) -> None:
+    views = [RequestView(str(number), text) for number, text in enumerate(texts)]
+    together = SuffixDrafter().propose(views, budgets[: len(views)])
+    assert len(together) == len(views)
+    for view, budget, draft in zip(views, budgets, together, strict=False):
+        draft.check()
+        assert len(draft) <= max(budget, 0)
+        assert draft.evidence is None or draft.evidence.shape == (len(draft), len(EVIDENCE))
+        (alone,) = SuffixDrafter().propose([view], [budget])
+        assert alone.tokens.tolist() == draft.tokens.tolist()
+        assert alone.parents.tolist() == draft.parents.tolist()
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=100), st.lists(st.integers(1, 9), max_size=30))
+def test_a_request_that_grew_is_guessed_as_if_it_had_come_whole(text: list[int], steps: list[int]) -> None:
+    grown = SuffixDrafter()
+    length = 1
+    for step in steps:
+        grown.propose([RequestView("r", text[:length])], [3])
+        length = min(length + step, len(text))
+    (one,) = grown.propose([RequestView("r", np.array(text))], [16])
+    (other,) = SuffixDrafter().propose([RequestView("r", text)], [16])
+    assert paths(one) == paths(other)
+
+
+def test_nobody_to_guess_for_is_no_draft() -> None:
+    assert SuffixDrafter().propose([], []) == []
+
+
+def test_a_forgotten_request_leaves_nothing() -> None:
+    drafter = SuffixDrafter()
+    drafter.propose([RequestView("r", [*QUESTION, *SECRET])], [4])
+    drafter.forget("r")
+    drafter.forget("r")
+    (draft,) = drafter.propose([RequestView("r", [*QUESTION, SECRET[0]])], [4])
+    assert not set(SECRET[1:]) & set(draft.tokens.tolist())
+
+
+def test_earlier_outputs_are_guessed_only_where_that_is_turned_on() -> None:
+    for share in (False, True):
+        drafter = SuffixDrafter(share_outputs=share)
+        said(drafter, "first", QUESTION, SECRET)
+        (draft,) = drafter.propose([RequestView("second", [*QUESTION, *SECRET[:3]], num_prompt=5)], [4])
+        assert (SECRET[3] in draft.tokens) == share
+
+
+def test_what_a_prompt_says_is_never_guessed_to_another() -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    said(drafter, "first", [*QUESTION, *SECRET], [7, 7])
+    (draft,) = drafter.propose([RequestView("second", [*QUESTION, *SECRET[:3]], num_prompt=5)], [16])
+    assert SECRET[3] not in draft.tokens
+
+
+def test_where_the_prompt_ends_must_be_known_to_share_an_output() -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    drafter.propose([RequestView("first", [*QUESTION, *SECRET])], [4])
+    drafter.forget("first")
+    assert drafter.store is not None
+    assert len(drafter.store) == 0
+
+
+def probe(drafter: SuffixDrafter, salt: str | None, num_tries: int = 200) -> set[int]:
+    """Everything an attacker of one salt is offered: every prefix of the secret, and everything else."""
+    rng = np.random.default_rng(0)
+    offered: set[int] = set()
+    for number in range(num_tries):
+        guess = SECRET[: number % 8] if number % 2 else rng.integers(0, 100, 12).tolist()
+        name = f"probe-{number}"
+        tokens = [*QUESTION, *guess, *SECRET[: 1 + number % 7]]
+        for budget in (1, 16, 64):
+            view = RequestView(name, tokens, num_prompt=5, salt=salt)
+            (draft,) = drafter.propose([view], [budget])
+            known = set(tokens)
+            offered |= {int(token) for token in draft.tokens} - known
+        # The attacker's own requests are not kept, lest it be offered its own guesses.
+        drafter._requests.pop(name)
+    return offered
+
+
+@pytest.mark.parametrize("salt", [None, "", "other", "victim ", "VICTIM"])
+def test_no_probe_under_another_salt_is_offered_a_secret(salt: str | None) -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    for number in range(5):
+        said(drafter, f"victim-{number}", QUESTION, SECRET, salt="victim")
+    assert not probe(drafter, salt) & set(SECRET)
+    assert probe(drafter, "victim") & set(SECRET), "the probe finds what is there to be found"
+
+
+def test_requests_without_a_salt_are_one_group_and_no_other() -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    said(drafter, "victim", QUESTION, SECRET)
+    assert not probe(drafter, "somebody") & set(SECRET)
+    assert probe(drafter, None) & set(SECRET)
+
+
+def test_the_last_tokens_of_an_output_are_kept_too() -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    (draft,) = drafter.propose([RequestView("first", [*QUESTION, 50, 51], num_prompt=5)], [4])
+    drafter.learn("first", draft, Verdict((), 52))
+    drafter.forget("first")
+    (draft,) = drafter.propose([RequestView("second", [60, 50, 51], num_prompt=1)], [1])
+    assert draft.tokens.tolist() == [52]
+
+
+def test_a_source_that_was_wrong_loses_its_good_record() -> None:
+    drafter = SuffixDrafter()
+    view = RequestView("r", [1, 2, 3, 4, 1, 2])
+    (first,) = drafter.propose([view], [2])
+    for _ in range(5):
+        drafter.learn("r", first, Verdict((), 9))
+    (worse,) = drafter.propose([view], [2])
+    for _ in range(20):
+        drafter.learn("r", first, Verdict((0,), 4))
+    (better,) = drafter.propose([view], [2])
+    assert first.evidence is not None
+    assert worse.evidence is not None
+    assert better.evidence is not None
+    assert worse.evidence[0, RECORD] < first.evidence[0, RECORD] < better.evidence[0, RECORD] <= 1
+    assert first.evidence[0, FROM] == 1
+
+
+def test_learning_of_a_request_nobody_knows_is_nothing() -> None:
+    SuffixDrafter(share_outputs=True).learn("unknown", Draft.chain([1]), Verdict((), 2))
+
+
+def test_a_guess_never_reaches_further_than_promised() -> None:
+    (draft,) = SuffixDrafter(chain=True).propose([RequestView("r", [1, 2] * 200)], [500])
+    assert len(draft) == DEEPEST

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forerun.bench.replay import follow_recording, geometric_mean, replay, worth
+from forerun.bench.transcripts import Transcript, read_transcripts
+from forerun.bench.yardsticks import VllmNgram
+from forerun.drafters.suffix import SuffixDrafter
+from forerun.drafters.tree import EVIDENCE, SURVIVAL
+from forerun.errors import UnreadableTranscripts
+from forerun.types import Draft, Drafter, RequestView, Verdict
+
+SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
+
+
+class Oracle:
+    """Guesses the next tokens of one text rightly, and then one wrongly."""
+
+    def __init__(self, text: list[int], num_right: int) -> None:
+        self.text, self.num_right = text, num_right
+        self.heard: list[Verdict] = []
+        self.forgotten: list[str] = []
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
+        known = len(views[0].tokens)
+        return [Draft.chain([*self.text[known : known + self.num_right], 10**6])]
+
+    def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:
+        self.heard.append(verdict)
+
+    def forget(self, id: str) -> None:
+        self.forgotten.append(id)
+
+
+def transcript(prompt: list[int], output: list[int], category: str = "words") -> Transcript:
+    return Transcript(category, np.array(prompt), np.array(output))
+
+
+def test_steps_and_guesses_are_counted() -> None:
+    oracle = Oracle(list(range(30)), num_right=3)
+    tally = replay(oracle, [transcript(list(range(10)), list(range(10, 30)))], nodes=8)["words"]
+    # 19 tokens behind the first: four steps of four, and the last three at once, the third not guessed.
+    assert (tally.num_tokens, tally.num_steps) == (19, 5)
+    assert tally.tokens_per_step == 19 / 5
+    assert tally.num_guesses == 4 + 4 + 4 + 4 + 4
+    assert tally.acceptance_by_depth == [1.0, 1.0, 4 / 5, 0.0]
+    assert tally.tokens_per_cost(0.1) == 19 / (5 + 2.0)
+    assert [token for verdict in oracle.heard for token in [verdict.next_token]] == [14, 18, 22, 26, 29]
+    assert oracle.forgotten == ["replay-0"]
+
+
+def test_short_outputs_are_left_out_and_categories_kept_apart() -> None:
+    recorded = [
+        transcript([1], [2] * 7),
+        transcript([1], [2] * 8, "a"),
+        transcript([1], [2] * 9, "b"),
+        transcript([1], [2] * 10, "b"),
+    ]
+    tallies = replay(VllmNgram(), recorded, nodes=4)
+    assert {name: (t.num_outputs, t.num_tokens) for name, t in tallies.items()} == {"a": (1, 7), "b": (2, 17)}
+
+
+def test_a_recording_is_followed_down_a_tree() -> None:
+    draft = Draft(np.array([5, 6, 7, 8]), np.array([-1, -1, 1, 2]), np.zeros(4, dtype=np.bool_))
+    assert follow_recording(draft, np.array([6, 7, 9, 1])) == Verdict((1, 2), 9)
+    assert follow_recording(draft, np.array([4, 7])) == Verdict((), 4)
+    assert follow_recording(draft, np.array([6, 7])) == Verdict((1,), 7), "the last token is not a guess's"
+
+
+def test_guesses_that_do_not_pay_are_not_made() -> None:
+    evidence = np.zeros((4, len(EVIDENCE)), dtype=np.float32)
+    evidence[:, SURVIVAL] = [0.9, 0.5, 0.05, 0.01]
+    draft = Draft.chain([1, 2, 3, 4], evidence=evidence)
+    assert len(worth(draft, 0.0)) == 4
+    assert len(worth(draft, 0.001)) == 4
+    assert len(worth(draft, 0.012)) == 3
+    assert len(worth(draft, 0.1)) == 2
+    assert len(worth(draft, 1.0)) == 0
+    best = max(range(5), key=lambda k: (1 + evidence[:k, SURVIVAL].sum()) / (1 + 0.012 * k))
+    assert len(worth(draft, 0.012)) == best
+
+
+def test_the_geometric_mean_is_one() -> None:
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("drafter", [VllmNgram(), SuffixDrafter()])
+def test_the_sample_is_replayed_whole(drafter: Drafter) -> None:
+    recorded = read_transcripts(SAMPLE)
+    tallies = replay(drafter, recorded, nodes=16)
+    assert sum(tally.num_tokens for tally in tallies.values()) == sum(len(t.output) - 1 for t in recorded)
+    assert all(tally.tokens_per_step >= 1 for tally in tallies.values())
+    assert tallies["summarization"].tokens_per_step > 3
+
+
+def test_halves_of_a_file_are_its_odd_and_even_lines() -> None:
+    everything, odd, even = (read_transcripts(SAMPLE, lines) for lines in ("all", "odd", "even"))
+    assert len(odd) == len(even) == 4
+    assert [t.prompt.tolist() for t in odd] == [t.prompt.tolist() for t in everything[::2]]
+    assert [t.prompt.tolist() for t in even] == [t.prompt.tolist() for t in everything[1::2]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "not json", json.dumps({"cat": "a", "prompt": [1]}), json.dumps([1, 2]), "\x00" * 10],
+    ids=["empty", "prose", "half", "list", "zeros"],
+)
+def test_what_is_no_transcript_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "transcripts.jsonl"
+    file.write_text(content)
+    with pytest.raises(UnreadableTranscripts):
+        read_transcripts(file)
+    with pytest.raises(UnreadableTranscripts, match="cannot read"):
+        read_transcripts(tmp_path / "nowhere.jsonl")
