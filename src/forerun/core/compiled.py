@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -22,12 +24,26 @@ def loosely_compiled(*freedoms: str) -> Callable[[Function], Function]:
 
 
 def _compile(function: Function, fastmath: bool | set[str]) -> Function:
-    """Compile, and keep the result on disk where a place for it can be written to."""
+    """Compile, and keep the result on disk where a place for it can be written to.
+
+    A compiled loop holds the loops and constants it uses from other files as they were. numba looks only at
+    the function's own file to see whether the result is still good; here every file of ours counts.
+    """
     options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
-        return cast("Function", numba.njit(cache=True, **options)(function))
-    except RuntimeError:
-        return cast("Function", numba.njit(**options)(function))
+        dispatcher = numba.njit(cache=True, **options)(function)
+        kept = dispatcher._cache._cache_file
+        kept._source_stamp = (kept._source_stamp, _stamp())
+    except (RuntimeError, AttributeError):  # nowhere to write, or a numba that keeps results another way
+        dispatcher = numba.njit(**options)(function)
+    return cast("Function", dispatcher)
+
+
+@cache
+def _stamp() -> tuple[tuple[str, int, int], ...]:
+    """Which files of ours there are, how long and how old."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
 def inlined(function: Function) -> Function:

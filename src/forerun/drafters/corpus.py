@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -56,14 +56,17 @@ class Corpus:
     def __init__(self, file: Path, *, vocabulary: str | None = None) -> None:
         """Open a file; with the fingerprint of a vocabulary, refuse one that was built with another."""
         self.file = file
-        self.header = read_header(file)
+        try:
+            with file.open("rb") as opened:
+                self.header = read_header(opened, file)
+                self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise InvalidCorpus(f"cannot open the corpus {file}: {error.strerror}") from error
         if vocabulary is not None and self.header["vocabulary"] != vocabulary:
             raise VocabularyMismatch(
                 f"{file} was built with the tokenizer {self.header['tokenizer']!r}, whose tokens are not the"
                 " model's; build it again with `forerun corpus build --tokenizer` and the model's own"
             )
-        with file.open("rb") as opened:
-            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self.text = self._section("text")
         self.places = self._section("places")
         self.common = self._section("common")
@@ -77,14 +80,16 @@ class Corpus:
         """Note the places whose contexts are most like the tail (newest token first); return how many."""
         return consult(self.text, self.places, self.common, self.guide, self.outline, tail, sightings, depth)
 
+    def verify(self) -> None:
+        """Read the whole file and raise if it is not what was written."""
+        for name, where in self.header["sections"].items():
+            if zlib.crc32(self._section(name).data) != where["checksum"]:
+                raise InvalidCorpus(f"the {name} of {self.file} is damaged: copy or build it again")
+
     def _section(self, name: str) -> npt.NDArray[Any]:
         where = self.header["sections"][name]
-        return np.frombuffer(
-            self._map,
-            dtype=where["dtype"],
-            count=where["count"],
-            offset=self.header["start"] + where["offset"],
-        )
+        start = self.header["start"] + where["offset"]
+        return np.frombuffer(self._map, dtype=where["dtype"], count=where["count"], offset=start)
 
 
 def pack_header(header: dict[str, Any]) -> bytes:
@@ -96,27 +101,23 @@ def pack_header(header: dict[str, Any]) -> bytes:
     return (fixed + text).ljust(header["start"], b"\0")
 
 
-def read_header(file: Path) -> dict[str, Any]:
+def read_header(opened: BinaryIO, file: Path) -> dict[str, Any]:
     """What a file says of itself; raises where it cannot be what it says."""
-    try:
-        with file.open("rb") as opened:
-            fixed = opened.read(_FIXED)
-            version, length, checksum = (
-                int.from_bytes(fixed[len(MAGIC) + at : len(MAGIC) + at + 4], "little") for at in (0, 4, 8)
-            )
-            text = opened.read(length) if fixed.startswith(MAGIC) and version == VERSION else b""
-            size = opened.seek(0, 2)
-    except OSError as error:
-        raise InvalidCorpus(f"cannot open the corpus {file}: {error.strerror}") from error
+    fixed = opened.read(_FIXED)
+    version, length, checksum = (
+        int.from_bytes(fixed[len(MAGIC) + at : len(MAGIC) + at + 4], "little") for at in (0, 4, 8)
+    )
     if not fixed.startswith(MAGIC):
         raise InvalidCorpus(f"{file} is not a corpus; make one with `forerun corpus build`")
     if version != VERSION:
         raise InvalidCorpus(
             f"{file} is a corpus of version {version}, and this forerun reads {VERSION}: build it again"
         )
+    text = opened.read(length)
     if len(text) < length or zlib.crc32(text) != checksum:
         raise InvalidCorpus(f"the header of {file} is damaged: build it again")
     header: dict[str, Any] = json.loads(text)
+    size = opened.seek(0, 2)
     if size != header["size"]:
         raise InvalidCorpus(
             f"{file} has {size:,} bytes of {header['size']:,}: it was cut off or is still being written;"
@@ -152,7 +153,7 @@ def consult(
         num += 1
     for row in range(num):  # the first tokens first, so that the waits for them overlap
         begin = int(sightings[row, PLACE]) + 1
-        sightings[row, AHEAD] = token_at(text, begin) if begin < text.size else BREAK
+        sightings[row, AHEAD] = token_at(text, begin) if 0 < begin < text.size else BREAK
     for row in range(num):
         _read_on(text, sightings, row, depth)
     return num
@@ -211,14 +212,14 @@ def _compare(text: Text, places: Places, guide: Text, row: int, tail: Ints, stri
 @compiled
 def _before(text: Text, place: int, match: int, tail: Ints) -> bool:
     """Whether a context that shares so much with the tail comes before it in the order of the places."""
-    return match < LONGEST and (match > place or token_at(text, place - match) < tail[match])
+    return match < LONGEST and (not match <= place < text.size or token_at(text, place - match) < tail[match])
 
 
 @compiled
 def shared(text: Text, place: int, tail: Ints) -> int:
-    """How many tokens of context a place has in common with the tail."""
+    """How many tokens of context a place has in common with the tail; none if there is no such place."""
     match = 0
-    while match < LONGEST and match <= place and token_at(text, place - match) == tail[match]:
+    while match < LONGEST and match <= place < text.size and token_at(text, place - match) == tail[match]:
         match += 1
     return match
 

@@ -1,16 +1,18 @@
 """Building a corpus file from token ids: the sorted places, and what helps to search them.
 
-The suffix array comes from libdivsufsort. It sorts bytes, so that token ids go in as two or four bytes each,
-the most significant first, and the places that begin inside one are dropped.
+The suffix array comes from libdivsufsort, which sorts bytes: token ids go in as the bytes of the narrowest
+type that tells the ones in use apart.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -32,38 +34,64 @@ def build(
     tokenizer: str,
     progress: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Write a corpus of these documents and return how many tokens it has.
+    """Write a corpus of these documents and return how many tokens it has, the marks behind each included.
 
     The file appears under its name only when it is whole.
     """
-    text = _join(documents)
-    progress("sorting contexts")
-    places = sort_places(text)
-    progress("comparing neighbours")
-    common = np.empty(len(text), dtype=np.uint8)
-    _fill_common(text, places, common)
-    guide = np.zeros((-(-len(text) // STRIDE), GUIDED), dtype=text.dtype)
-    _fill_guide(text, places, guide)
-    progress("writing")
-    sections = {
-        "text": text,
-        "places": places,
-        "common": common,
-        "guide": guide,
-        "outline": guide[::STRIDE].copy(),
-    }
-    _write(file, sections, {"vocabulary": vocabulary, "tokenizer": tokenizer, "num_tokens": len(text)})
+    with _becoming(file) as opened:
+        text = _join(documents)
+        progress("sorting contexts")
+        places = sort_places(text)
+        progress("comparing neighbours")
+        common = np.empty(len(text), dtype=np.uint8)
+        _fill_common(text, places, common)
+        guide = np.zeros((-(-len(text) // STRIDE), GUIDED), dtype=text.dtype)
+        _fill_guide(text, places, guide)
+        progress("writing")
+        sections = {
+            "text": text,
+            "places": places,
+            "common": common,
+            "guide": guide,
+            "outline": guide[::STRIDE].copy(),
+        }
+        _write(opened, sections, {"vocabulary": vocabulary, "tokenizer": tokenizer, "num_tokens": len(text)})
     return len(text)
+
+
+@contextmanager
+def _becoming(file: Path) -> Iterator[BinaryIO]:
+    """A file under another name, beside it; it takes the place of the file if all goes well."""
+    try:
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
+    except OSError as error:
+        raise InvalidCorpus(f"cannot write {file}: {error.strerror}") from error
+    partial = Path(name)
+    try:
+        with open(handle, "wb") as opened:
+            yield opened
+        partial.chmod(0o644)
+        partial.replace(file)
+    except OSError as error:
+        raise InvalidCorpus(f"cannot write {file}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _join(documents: Iterable[npt.NDArray[np.integer[Any]]]) -> Text:
     """One text in the narrowest type that holds it, every token one higher, 0 behind every document."""
-    parts, top = [], 0
+    parts: list[Text] = []
+    top = 0
     for document in documents:
         if len(document):
-            top = max(top, int(document.max()) + 1)
-            kind = np.uint16 if document.max() < 2**16 - 1 else np.uint32
-            parts.append(np.append(document + 1, 0).astype(kind))
+            if document.min() < 0 or document.max() >= _MOST_TOKENS:
+                raise InvalidCorpus(
+                    f"token ids run from {document.min()} to {document.max()}: they start at 0"
+                )
+            last = int(document.max()) + 1
+            kind = np.uint16 if last < 2**16 else np.uint32
+            parts.append(np.append(document.astype(np.int64) + 1, 0).astype(kind))
+            top = max(top, last)
     num = sum(len(part) for part in parts)
     if not num:
         raise InvalidCorpus("there is no text to build a corpus of: every file is empty")
@@ -111,21 +139,18 @@ def _copy_context(text: Text, place: int, tail: Ints) -> None:
         tail[i] = token_at(text, place - i) if i <= place else BREAK - 1
 
 
-def _write(file: Path, sections: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -> None:
-    """Lay the sections out on pages, write everything beside the file, then give it its name."""
+def _write(opened: BinaryIO, sections: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -> None:
+    """Lay the sections out on pages and write everything."""
     offset = 0
     layout: dict[str, dict[str, Any]] = {}
     for name, section in sections.items():
-        layout[name] = {"dtype": section.dtype.str, "count": section.size, "offset": offset}
+        facts_of = {"dtype": section.dtype.str, "count": section.size, "checksum": zlib.crc32(section.data)}
+        layout[name] = {**facts_of, "offset": offset}
         offset += -(-section.nbytes // _PAGE) * _PAGE
     header = {**facts, "sections": layout, "start": 0, "size": 0}
     start = -(-(len(json.dumps(header)) + 256) // _PAGE) * _PAGE
-    header |= {"start": start, "size": start + offset}
-    partial = file.with_name(file.name + ".part")
-    with partial.open("wb") as opened:
-        opened.write(pack_header(header))
-        for name, section in sections.items():
-            opened.seek(start + layout[name]["offset"])
-            section.tofile(opened)
-        opened.truncate(start + offset)
-    os.replace(partial, file)
+    opened.write(pack_header({**header, "start": start, "size": start + offset}))
+    for name, section in sections.items():
+        opened.seek(start + layout[name]["offset"])
+        opened.write(section.data)
+    opened.truncate(start + offset)

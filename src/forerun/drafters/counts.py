@@ -2,8 +2,8 @@
 
 One hash table holds two kinds of cells. A context's cell knows its most frequent continuation, how often that
 and any followed, and where the list of its continuations begins; a continuation's cell knows its token, its
-count and where the list goes on. Keys are 64-bit hashes of the tokens and are not checked against them:
-two contexts in one table share a key with a probability of 10^-9, and then a guess is worse, nothing else.
+count and where the list goes on. Keys are 64-bit hashes of the tokens, seeded anew in every process, and are
+not checked against the tokens: were two contexts ever to share one, a guess would be worse and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.compiled import compiled
-from forerun.drafters.hashing import EMPTY, Words, fold
+from forerun.drafters.growing import SEED, Growing, make_table
+from forerun.drafters.hashing import Words, fold
 from forerun.drafters.sightings import Ints
 from forerun.drafters.tree import (
     AGREE,
@@ -20,6 +21,8 @@ from forerun.drafters.tree import (
     MATCHED,
     SURVIVAL,
     TOTAL,
+    UNSEEN,
+    UNSEEN_EACH,
     Evidence,
     weigh,
 )
@@ -30,66 +33,54 @@ MOST_CANDIDATES = 256
 
 _BEST, _BEST_COUNT, _TOTAL, _LIST = 0, 1, 2, 3
 _TOKEN, _COUNT, _NEXT = 0, 1, 2
-_LENGTH, _USED = 0, 1
+_LENGTH, _USED, _SEED = 0, 1, 2
 _CONTEXT, _CONTINUATION = np.uint64(0x8CB92BA72F3D8DD7), np.uint64(0xAAAAAAAAAAAAAAAB)
 _ONE = np.uint64(1)
 
 
-class Counts:
-    """The last `most` tokens of a text or more, up to twice as many, counted.
+class Counts(Growing):
+    """A text, counted. `order` is the length of the longest n-gram: contexts have 1 to `order` - 1 tokens."""
 
-    `order` is the length of the longest n-gram, so that contexts have 1 to `order` - 1 tokens. At the bound
-    the older half is forgotten by counting the rest anew.
-    """
-
-    __slots__ = ("cells", "keys", "meta", "most", "order", "text")
+    __slots__ = ("cells", "keys", "meta", "order", "tokens")
 
     def __init__(self, order: int, room: int, most: int) -> None:
         self.order = order
-        self.most = most
-        self._clear(min(room, 2 * most), 0)
+        super().__init__(room, most)
 
-    def __len__(self) -> int:
-        return int(self.meta[_LENGTH])
+    @property
+    def text(self) -> Ints:
+        """The tokens that are counted, as they lie."""
+        return self.tokens[: self.meta[_LENGTH]]
+
+    @property
+    def room(self) -> int:
+        """How many tokens there is space for."""
+        return len(self.tokens)
+
+    @property
+    def num_slots(self) -> int:
+        """How many cells there are."""
+        return len(self.keys)
 
     @property
     def num_bytes(self) -> int:
         """The memory that the tables hold."""
-        return self.text.nbytes + self.keys.nbytes + self.cells.nbytes + self.meta.nbytes
+        return self.tokens.nbytes + self.keys.nbytes + self.cells.nbytes + self.meta.nbytes
 
-    def extend(self, tokens: Ints) -> None:
-        """Append tokens and count what follows what."""
-        tokens = tokens[-2 * self.most :]
-        num = feed(self.text, self.keys, self.cells, self.meta, tokens, self.order)
-        while num < len(tokens):
-            tokens = tokens[num:]
-            self._make_room(len(tokens))
-            num = feed(self.text, self.keys, self.cells, self.meta, tokens, self.order)
-
-    def _make_room(self, num: int) -> None:
-        """Count anew with room for more; at the bound, without the older half."""
-        text, room, slots = self.text[: len(self)], len(self.text), len(self.keys)
-        if len(text) < room:
-            slots *= 2
-        elif room < 2 * self.most:
-            room = min(2 * self.most, 5 * (len(text) + num) // 4 + 256)
-        else:
-            text = text[-self.most :]
-        self._clear(room, slots)
-        self.extend(text)
+    def _feed(self, tokens: Ints) -> int:
+        return feed(self.tokens, self.keys, self.cells, self.meta, tokens, self.order)
 
     def _clear(self, room: int, slots: int) -> None:
-        """Make room for so many tokens, and for so many cells or four a token."""
-        slots = 1 << (max(slots, 4 * room, 64) - 1).bit_length()
-        self.text: Ints = np.empty(room, dtype=np.int32)
-        self.keys: Words = np.zeros(slots, dtype=np.uint64)
-        self.cells: Ints = np.empty((slots, 4), dtype=np.int32)
-        self.meta: IntArray = np.zeros(2, dtype=np.int64)
+        self.tokens: Ints = np.zeros(room, dtype=np.int32)
+        self.keys: Words = make_table(max(slots, 4 * room))
+        self.cells: Ints = np.zeros((len(self.keys), 4), dtype=np.int32)
+        self.meta: IntArray = np.array([0, 0, SEED])
 
     def continuations(self, context: Ints) -> tuple[IntArray, IntArray]:
         """What followed the longest known end of a context and how often, of the last so many newcomers."""
         tokens, counts = np.empty((2, MOST_CANDIDATES), dtype=np.int64)
-        num = enumerate_continuations(self.keys, self.cells, context[-(self.order - 1) :], tokens, counts)
+        tail = np.ascontiguousarray(context[: -self.order : -1])
+        num = enumerate_continuations(self.keys, self.cells, self.meta, tail, tokens, counts)
         return tokens[:num], counts[:num]
 
 
@@ -103,10 +94,10 @@ def feed(text: Ints, keys: Words, cells: Ints, meta: IntArray, tokens: Ints, ord
             return i
         text[here] = tokens[i]
         meta[_LENGTH] += 1
-        key = EMPTY
+        key = np.uint64(meta[_SEED])
         for length in range(1, min(order - 1, here) + 1):
             key = fold(key, text[here - length])
-            context = _cell(keys, cells, meta, key ^ _CONTEXT)
+            context = _cell(keys, meta, key ^ _CONTEXT)
             _count(keys, cells, meta, context, fold(key ^ _CONTINUATION, tokens[i]), tokens[i])
     return tokens.size
 
@@ -114,7 +105,7 @@ def feed(text: Ints, keys: Words, cells: Ints, meta: IntArray, tokens: Ints, ord
 @compiled
 def _count(keys: Words, cells: Ints, meta: IntArray, context: int, key: np.uint64, token: int) -> None:
     """Count one continuation of a context; of the most frequent ones the most recent is the best."""
-    at = _cell(keys, cells, meta, key)
+    at = _cell(keys, meta, key)
     if cells[at, _COUNT] == 0:
         cells[at, _TOKEN], cells[at, _NEXT] = token, cells[context, _LIST]
         cells[context, _LIST] = at + 1
@@ -125,14 +116,12 @@ def _count(keys: Words, cells: Ints, meta: IntArray, context: int, key: np.uint6
 
 
 @compiled
-def _cell(keys: Words, cells: Ints, meta: IntArray, key: np.uint64) -> int:
-    """The cell of a key, cleared if it is new."""
+def _cell(keys: Words, meta: IntArray, key: np.uint64) -> int:
+    """The cell of a key; a new one is all zeros."""
     at = _find(keys, key)
     if keys[at] != key:
         keys[at] = key
         meta[_USED] += 1
-        for i in range(4):
-            cells[at, i] = 0
     return at
 
 
@@ -147,12 +136,12 @@ def _find(keys: Words, key: np.uint64) -> int:
 
 
 @compiled
-def _longest(keys: Words, tail: Ints, num: int) -> tuple[int, int]:
+def _longest(keys: Words, meta: IntArray, tail: Ints, num: int) -> tuple[int, int]:
     """The length and the cell of the longest known context, of a tail that is given newest first.
 
     A context is only known if its shorter ones are, so the search goes up and stops at the first unknown.
     """
-    key, cell = EMPTY, 0
+    key, cell = np.uint64(meta[_SEED]), 0
     for length in range(1, num + 1):
         key = fold(key, tail[length - 1])
         at = _find(keys, key ^ _CONTEXT)
@@ -176,14 +165,15 @@ def predict(
         tail[i] = text[meta[_LENGTH] - 1 - i]
     survival = 1.0
     for row in range(tokens.size):
-        length, cell = _longest(keys, tail, num)
+        length, cell = _longest(keys, meta, tail, num)
         if not length:
             return row
         tokens[row] = cells[cell, _BEST]
         votes = weigh(length, length, 1, 0, False)
         count, total = cells[cell, _BEST_COUNT], cells[cell, _TOTAL]
-        survival *= votes * count / (1.2 + votes * total)
-        evidence[row, SURVIVAL], evidence[row, CHANCE] = survival, votes * count / (1.2 + votes * total)
+        chance = votes * count / (UNSEEN + UNSEEN_EACH + votes * total)
+        survival *= chance
+        evidence[row, SURVIVAL], evidence[row, CHANCE] = survival, chance
         evidence[row, MATCHED], evidence[row, AGREE], evidence[row, TOTAL] = length, count, total
         evidence[row, FROM] = 1
         for i in range(order - 1, 0, -1):
@@ -195,10 +185,10 @@ def predict(
 
 @compiled
 def enumerate_continuations(
-    keys: Words, cells: Ints, context: Ints, tokens: IntArray, counts: IntArray
+    keys: Words, cells: Ints, meta: IntArray, tail: Ints, tokens: IntArray, counts: IntArray
 ) -> int:
     """List what followed the longest known end of a context, newest first; returns how many tokens."""
-    length, cell = _longest(keys, context[::-1], context.size)
+    length, cell = _longest(keys, meta, tail, tail.size)
     if not length:
         return 0
     at, num = cells[cell, _LIST], 0

@@ -36,12 +36,15 @@ def load_tokenizer(model: str) -> Tokenizer:
     path = Path(model)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        return Tokenizer.from_file(str(file)) if file.exists() else Tokenizer.from_pretrained(model)
+        tokenizer = Tokenizer.from_file(str(file)) if file.exists() else Tokenizer.from_pretrained(model)
     except Exception as error:
         raise ConfigurationError(
             f"cannot load a tokenizer from {model}: give the model's directory, which holds a tokenizer.json"
             f" ({error})"
         ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> str:
@@ -52,7 +55,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> str:
 def read_documents(
     files: Sequence[Path], tokenizer: Tokenizer, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Ints]:
-    """The documents of some files in order; reports how many characters were read so far."""
+    """The documents of some files in order; reports how many bytes of text were read so far."""
     done = 0
     for file in files:
         for document in _documents(file):
@@ -60,7 +63,7 @@ def read_documents(
             for pieces in _batches(_pieces(document)):
                 for encoding in tokenizer.encode_batch(pieces, add_special_tokens=False):
                     ids += encoding.ids
-                done += sum(len(piece) for piece in pieces)
+                done += sum(len(piece.encode()) for piece in pieces)
                 progress(done)
             yield np.array(ids, dtype=np.int32)
 
@@ -68,17 +71,25 @@ def read_documents(
 def _documents(file: Path) -> Iterator[str]:
     """The texts of one file."""
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        with file.open(encoding="utf-8", errors="replace", newline="") as opened:
+            text = opened.read()
     except OSError as error:
         raise InvalidCorpus(f"cannot read {file}: {error.strerror}") from error
     if file.suffix != ".jsonl":
         yield text
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in numbered_lines(text):
         try:
             yield str(json.loads(line)["text"])
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidCorpus(f"line {number} of {file} is not a JSON object with a `text`") from error
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a .jsonl file that are not blank, numbered from 1. Only a line feed ends one."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -11,9 +11,7 @@ from forerun.core.compiled import compiled
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-EMPTY: Final = np.uint64(0x9E3779B97F4A7C15)
-"""The key of no context."""
-
+_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 _STIR: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
 
@@ -21,5 +19,5 @@ _HALF: Final = np.uint64(32)
 @compiled
 def fold(key: np.uint64, token: int) -> np.uint64:
     """The key of a context that is one token longer."""
-    key = (key ^ np.uint64(token)) * EMPTY
+    key = (key ^ np.uint64(token)) * _SPREAD
     return (key ^ (key >> _HALF)) * _STIR

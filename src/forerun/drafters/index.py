@@ -9,8 +9,8 @@ A context climbs to the next rung only when it is seen for the second time; unti
 found from the rung below. Text that does not repeat therefore costs two or three table entries a token, not
 six.
 
-Places are found by 64-bit hashes of their context, of which half are compared; a false match is possible
-and harmless, since every sighting is compared token by token before it is used.
+Places are found by a hash of their context and compared with it token by token, so that what is found does
+not depend on the hash, and no text can be made up that is mistaken for another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.compiled import compiled
-from forerun.drafters.hashing import EMPTY, Words, fold
+from forerun.drafters.growing import SEED, Growing, make_table
+from forerun.drafters.hashing import Words, fold
 from forerun.drafters.sightings import AHEAD, BREAK, COUNT, LONGEST, MATCH, OWN, PLACE, SOURCE, Ints
 from forerun.types import IntArray
 
@@ -32,64 +33,56 @@ MOST_WALKED = 32
 NOWHERE = -1
 _COUNTS, _TEXT = NUM_RUNGS, NUM_RUNGS + 1
 _NUM_ROWS = NUM_RUNGS + 2
-_LENGTH, _RUN, _USED, _NUM_FREQUENT, _FREQUENT = 0, 1, 2, 3, 4
+_LENGTH, _RUN, _USED, _SEED, _NUM_FREQUENT, _FREQUENT = 0, 1, 2, 3, 4, 5
 
-_LOW, _HIGH = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFF00000000)
+# A slot of the table: 29 bits of the key, the rung, and the place plus one.
+_PLACE, _TAG = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFF800000000)
+_RUNG_SHIFT = np.uint64(32)
 _ONE = np.uint64(1)
 
 
-class Index:
-    """A text of at most `most` tokens, and where its contexts were seen; older halves make room.
+class Index(Growing):
+    """A text and where its contexts were seen.
 
-    The arrays: `book` has one column a token and, as rows, the chain of every rung, how often the token had
-    been seen, and the text itself; `heads` is the hash table of each context's latest place; `meta` holds
-    the few numbers that change.
+    `BREAK` among its tokens parts two texts: no context and no guess reaches across it. The arrays: `book`
+    has one column a token and, as rows, the chain of every rung, how often the token had been seen, and the
+    text itself; `heads` is the hash table of each context's latest place; `meta` holds the few numbers that
+    change.
     """
 
-    __slots__ = ("book", "heads", "meta", "most")
+    __slots__ = ("book", "heads", "meta")
 
     def __init__(self, room: int = 256, most: int = 1 << 20) -> None:
-        self.most = most
-        self._clear(min(room, most), 0)
-
-    def __len__(self) -> int:
-        return int(self.meta[_LENGTH])
+        super().__init__(room, most)
 
     @property
     def text(self) -> Ints:
         """The tokens that are indexed, as they lie."""
-        return self.book[_TEXT, : len(self)]
+        return self.book[_TEXT, : self.meta[_LENGTH]]
+
+    @property
+    def room(self) -> int:
+        """How many tokens there is space for."""
+        return int(self.book.shape[1])
+
+    @property
+    def num_slots(self) -> int:
+        """How many contexts the table of heads could hold."""
+        return len(self.heads)
 
     @property
     def num_bytes(self) -> int:
         """The memory that the index holds."""
         return self.book.nbytes + self.heads.nbytes + self.meta.nbytes
 
-    def extend(self, tokens: Ints) -> None:
-        """Append tokens. `BREAK` among them parts two texts: no context and no guess reaches across it."""
-        num = feed(self.book, self.heads, self.meta, tokens)
-        while num < len(tokens):
-            tokens = tokens[num:]
-            self._make_room(len(tokens))
-            num = feed(self.book, self.heads, self.meta, tokens)
-
-    def _make_room(self, num: int) -> None:
-        """Index the text anew with room for more; at the bound, without its older half."""
-        text, room, slots = self.text, self.book.shape[1], len(self.heads)
-        if len(text) < room:
-            slots *= 2
-        elif room < self.most:
-            room = min(self.most, len(text) + num + (len(text) + num) // 4 + 256)
-        else:
-            text = text[room // 2 :]
-        self._clear(room, slots)
-        self.extend(text)
+    def _feed(self, tokens: Ints) -> int:
+        return feed(self.book, self.heads, self.meta, tokens)
 
     def _clear(self, room: int, slots: int) -> None:
-        """Make room for so many tokens, and for so many contexts or two a token."""
-        self.book: Ints = np.empty((_NUM_ROWS, room), dtype=np.int32)
-        self.heads: Words = np.zeros(1 << (max(slots, 2 * room, 64) - 1).bit_length(), dtype=np.uint64)
+        self.book: Ints = np.zeros((_NUM_ROWS, room), dtype=np.int32)
+        self.heads: Words = make_table(max(slots, 2 * room))
         self.meta: IntArray = np.zeros(_FREQUENT + 2 * NUM_FREQUENT, dtype=np.int64)
+        self.meta[_SEED] = SEED
 
 
 @compiled
@@ -117,14 +110,14 @@ def feed(book: Ints, heads: Words, meta: IntArray, tokens: Ints) -> int:
 def _climb(book: Ints, heads: Words, meta: IntArray, here: int) -> None:
     """Enter a place on every rung up to the first where its context is new."""
     text = book[_TEXT]
-    key, taken = EMPTY, 0
+    key, taken = np.uint64(meta[_SEED]), 0
     for rung in range(NUM_RUNGS):
         if 1 << rung > meta[_RUN]:
             return
         while taken < 1 << rung:
             key = fold(key, text[here - taken])
             taken += 1
-        there = _swap(heads, meta, key, here)
+        there = _enter(text, heads, meta, key, rung, here)
         book[rung, here] = there
         if there == NOWHERE:
             return
@@ -135,41 +128,63 @@ def _climb(book: Ints, heads: Words, meta: IntArray, here: int) -> None:
 @compiled
 def _lift(text: Ints, heads: Words, meta: IntArray, there: int, rung: int) -> None:
     """Enter an earlier place one rung higher, now that its context is no longer the only one of its kind."""
-    key = EMPTY
+    key = np.uint64(meta[_SEED])
     for i in range(1 << rung):
         if i > there or text[there - i] == BREAK:
             return
         key = fold(key, text[there - i])
-    _swap(heads, meta, key, there)
+    _enter(text, heads, meta, key, rung, there)
 
 
 @compiled
-def _swap(heads: Words, meta: IntArray, key: np.uint64, here: int) -> int:
-    """Make `here` the latest place of a context and return the one before, or NOWHERE."""
+def _enter(text: Ints, heads: Words, meta: IntArray, key: np.uint64, rung: int, here: int) -> int:
+    """Make `here` the latest place of its context and return the one before, or NOWHERE."""
     mask = np.uint64(heads.size - 1)
     slot = key & mask
-    entry = (key & _HIGH) | np.uint64(here + 1)
+    wanted = (key & _TAG) | (np.uint64(rung) << _RUNG_SHIFT)
     while heads[slot]:
-        if (heads[slot] ^ key) & _HIGH == 0:
-            there = int(np.int64(heads[slot] & _LOW)) - 1
-            heads[slot] = entry
-            return there
+        if (heads[slot] ^ wanted) & ~_PLACE == 0:
+            there = int(np.int64(heads[slot] & _PLACE)) - 1
+            if _agree(text, there, here, 1 << rung):
+                heads[slot] = wanted | np.uint64(here + 1)
+                return there
         slot = (slot + _ONE) & mask
-    heads[slot] = entry
+    heads[slot] = wanted | np.uint64(here + 1)
     meta[_USED] += 1
     return NOWHERE
 
 
 @compiled
-def _latest(heads: Words, key: np.uint64) -> int:
-    """The latest place of a context, or NOWHERE."""
+def _agree(text: Ints, there: int, here: int, length: int) -> bool:
+    """Whether two places have so many tokens of context in common."""
+    match = 0
+    while match < length and text[there - match] == text[here - match]:
+        match += 1
+    return match == length
+
+
+@compiled
+def _find(text: Ints, heads: Words, key: np.uint64, rung: int, tail: Ints) -> int:
+    """The latest place of a context that is given newest first, or NOWHERE."""
     mask = np.uint64(heads.size - 1)
     slot = key & mask
+    wanted = (key & _TAG) | (np.uint64(rung) << _RUNG_SHIFT)
     while heads[slot]:
-        if (heads[slot] ^ key) & _HIGH == 0:
-            return int(np.int64(heads[slot] & _LOW)) - 1
+        if (heads[slot] ^ wanted) & ~_PLACE == 0:
+            there = int(np.int64(heads[slot] & _PLACE)) - 1
+            if _match(text, there, tail) >= 1 << rung:
+                return there
         slot = (slot + _ONE) & mask
     return NOWHERE
+
+
+@compiled
+def _match(text: Ints, there: int, tail: Ints) -> int:
+    """How many tokens of context a place has in common with a tail, newest first."""
+    match = 0
+    while match < LONGEST and match <= there and text[there - match] == tail[match]:
+        match += 1
+    return match
 
 
 @compiled
@@ -193,6 +208,26 @@ def _count(book: Ints, meta: IntArray, here: int) -> None:
     elif count < top[2 * least]:
         return
     top[2 * least], top[2 * least + 1] = count, here
+
+
+@compiled
+def read_on(
+    book: Ints,
+    heads: Words,
+    meta: IntArray,
+    tokens: Ints,
+    tail: Ints,
+    sightings: Ints,
+    depth: int,
+    most: int,
+) -> int:
+    """Append tokens and recall, in one go; -1, and nothing done, where there might not be room for them."""
+    if meta[_LENGTH] + tokens.size > book.shape[1]:
+        return -1
+    if meta[_USED] + 2 * NUM_RUNGS * (tokens.size + 1) > heads.size * 3 // 4:
+        return -1
+    feed(book, heads, meta, tokens)
+    return recall_own(book, meta, tail, sightings, depth, most)
 
 
 @compiled
@@ -233,12 +268,12 @@ def recall(book: Ints, heads: Words, meta: IntArray, tail: Ints, sightings: Ints
     """Note where a context from elsewhere was seen in this text, and return how many sightings that gave."""
     text = book[_TEXT]
     starts = np.full(NUM_RUNGS, NOWHERE, dtype=np.int32)
-    key, taken = EMPTY, 0
+    key, taken = np.uint64(meta[_SEED]), 0
     for rung in range(NUM_RUNGS):
         while taken < 1 << rung:
             key = fold(key, tail[taken])
             taken += 1
-        starts[rung] = _latest(heads, key)
+        starts[rung] = _find(text, heads, key, rung, tail)
         if starts[rung] == NOWHERE:
             break
     num = _walk(book, starts, tail, sightings)
@@ -264,9 +299,7 @@ def _walk(book: Ints, starts: Ints, tail: Ints, sightings: Ints) -> int:
         for _ in range(MOST_WALKED):
             if there == NOWHERE or num == sightings.shape[0]:
                 break
-            match = 0
-            while match < LONGEST and match <= there and text[there - match] == tail[match]:
-                match += 1
+            match = _match(text, there, tail)
             if match and not (above and match >= 2 << rung):
                 sightings[num, MATCH], sightings[num, COUNT], sightings[num, PLACE] = match, 1, there
                 num += 1

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import torch
 
 from forerun.drafters.counts import Counts, predict
 from forerun.drafters.tree import EVIDENCE, RECORD
@@ -38,7 +37,9 @@ class NgramDrafter:
     ) -> None:
         if order < 2:
             raise ConfigurationError(f"order is {order}; a context of one token needs order 2")
-        if draw is not None and vocab_size is None:
+        if most_tokens < 64:
+            raise ConfigurationError(f"most_tokens is {most_tokens}; it must be at least 64")
+        if draw is not None and (vocab_size is None or vocab_size < 1):
             raise ConfigurationError("drawn guesses come with their q: say its vocab_size")
         self.order = order
         self.most_tokens = most_tokens
@@ -68,12 +69,12 @@ class NgramDrafter:
     def _catch_up(self, view: RequestView) -> _Request:
         """The request of a view, with all its tokens counted."""
         request = self._requests.get(view.id)
-        if request is None:
+        if request is None or request.known > len(view.tokens):
             room = len(view.tokens) * 5 // 4 + 256
             request = self._requests[view.id] = _Request(Counts(self.order, room, self.most_tokens))
-        new = np.asarray(view.tokens[request.known :], dtype=np.int32)
-        request.known += len(new)
+        new = np.array(view.tokens[request.known :], dtype=np.int32)
         request.counts.extend(new)
+        request.known += len(new)
         return request
 
     def _choose(self, request: _Request, budget: int) -> Draft:
@@ -82,18 +83,24 @@ class NgramDrafter:
         tokens = np.empty(budget, dtype=np.int64)
         evidence = np.empty((budget, len(EVIDENCE)), dtype=np.float32)
         evidence[:, RECORD] = request.record
-        num = predict(counts.text, counts.keys, counts.cells, counts.meta, self.order, tokens, evidence)
+        num = predict(counts.tokens, counts.keys, counts.cells, counts.meta, self.order, tokens, evidence)
         return Draft.chain(tokens[:num], source=NAME, evidence=evidence[:num])
 
     def _draw(self, request: _Request, budget: int) -> Draft:
-        """Continuations drawn by their counts. Only the budget, never the value of a token, ends the draft
-        early; an unknown context does so before anything is drawn there."""
+        """Continuations drawn by their counts.
+
+        Only an unknown context ends a draft before its budget does, and before anything is drawn there.
+        """
+        import torch  # noqa: PLC0415  (only drawn guesses need it)
+
         assert self.draw is not None
-        context = request.counts.text[: len(request.counts)][-self.order :]
+        context = request.counts.text[-self.order :]
         proposals: list[Proposal] = []
         tokens: list[int] = []
         for _ in range(budget):
             candidates, counts = request.counts.continuations(context)
+            known = (candidates >= 0) & (candidates < self.vocab_size)
+            candidates, counts = candidates[known], counts[known]
             if not len(candidates):
                 break
             q = torch.zeros(self.vocab_size, dtype=torch.float32)

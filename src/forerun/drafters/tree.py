@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from forerun.core.compiled import compiled
+from forerun.core.compiled import compiled, inlined
 from forerun.drafters.sightings import AHEAD, BREAK, COUNT, MATCH, NUM_SOURCES, OWN, SOURCE, Ints
 from forerun.types import ROOT, FloatArray, IntArray
 
@@ -32,6 +32,9 @@ order of `SOURCES`); and the best record of these sources with this request so f
 """
 SURVIVAL, CHANCE, MATCHED, AGREE, TOTAL, FROM, RECORD = range(7)
 
+TOKENS, PARENTS = 0, 1
+"""The rows of a tree as it is grown."""
+
 # One row each of `ints`: of the sightings,
 _ORDER, _SPARE, _CHOICE = 0, 1, 2
 # of the candidates below one node,
@@ -41,7 +44,11 @@ _NODE_TOKEN, _PARENT, _DEPTH, _FIRST, _LAST, _MATCHED, _TOTAL, _FROM, _RANK = 8,
 # And of `floats`: of the candidates, of the nodes by rank, of the nodes.
 _VOTES, _SURVIVAL, _CHANCE = 0, 1, 2
 
-_BEHIND: Final = 0.75 ** np.arange(11)
+UNSEEN: Final = 1.0
+UNSEEN_EACH: Final = 0.4
+"""Votes that stay with what was never seen: so many, and so many more for every candidate."""
+
+_BEHIND: Final = 0.7 ** np.arange(11)
 """What a match is worth that is so many tokens shorter than the longest."""
 
 
@@ -62,60 +69,82 @@ class Workspace:
 
 @compiled
 def grow(
-    sightings: Ints, num: int, depth: int, budget: int, chain: bool, ints: IntArray, floats: FloatArray
+    sightings: Ints,
+    num: int,
+    chain: bool,
+    record: Evidence,
+    nodes: IntArray,
+    evidence: Evidence,
+    ints: IntArray,
+    floats: FloatArray,
 ) -> int:
-    """Grow the tree of the most likely nodes in the workspace and return how many it has.
+    """Write the tokens and parents of the most likely tree, as many as `nodes` has columns; return how many.
 
     Nodes are taken in the order of their survival, so that the first k of them are the best tree of k nodes.
     A chain keeps only the best child of each node. The ranking lists the nodes taken and behind them the
     frontier; it is no longer than the budget, and what can no longer be taken falls off its end.
     """
+    limits = (nodes.shape[1], min(nodes.shape[1], sightings.shape[1] - AHEAD))
     _sort_by_match(sightings, num, ints)
     node, filled = ROOT, 0
-    while node + 1 < budget:
-        level, first, last, alive = 0, 0, num, 1.0
-        if node != ROOT:
-            at = ints[_RANK, node]
-            level, first, last = ints[_DEPTH, at], ints[_FIRST, at], ints[_LAST, at]
-            alive = floats[_SURVIVAL, node]
-        if level < depth:
-            found, total = _vote(sightings, first, last, level, ints, floats)
-            best = _part(first, last, found, ints, floats)
-            for c in range(found):
-                if c == best or not chain:
-                    chance = floats[_VOTES, c] / total
-                    at, filled = _enter(alive * chance, node + 1, filled, budget, ints, floats)
-                    if at >= 0:
-                        floats[_CHANCE, at] = chance
-                        ints[_PARENT, at], ints[_DEPTH, at], ints[_TOTAL, at] = node, level + 1, last - first
-                        _adopt(c, at, ints)
+    while node + 1 < nodes.shape[1]:
+        filled = _branch(sightings, num, limits, node, filled, chain, ints, floats)
         if node + 1 == filled:
             break
         node += 1
+    for taken in range(node + 1):
+        _write(taken, record, nodes, evidence, ints, floats)
     return node + 1
 
 
-@compiled
-def write(
+@inlined
+def _branch(
+    sightings: Ints,
     num: int,
+    limits: tuple[int, int],
+    node: int,
+    filled: int,
+    chain: bool,
     ints: IntArray,
     floats: FloatArray,
-    record: Evidence,
-    tokens: IntArray,
-    parents: IntArray,
-    evidence: Evidence,
-) -> None:
-    """Copy a tree of so many nodes out of the workspace."""
-    for node in range(num):
+) -> int:
+    """Rank the children of a node, within the budget and the depth there is, and return the new length."""
+    budget, depth = limits
+    level, first, last, alive = 0, 0, num, 1.0
+    if node != ROOT:
         at = ints[_RANK, node]
-        tokens[node], parents[node] = ints[_NODE_TOKEN, at], ints[_PARENT, at]
-        evidence[node, SURVIVAL], evidence[node, CHANCE] = floats[_SURVIVAL, node], floats[_CHANCE, at]
-        evidence[node, MATCHED], evidence[node, TOTAL] = ints[_MATCHED, at], ints[_TOTAL, at]
-        evidence[node, AGREE] = ints[_LAST, at] - ints[_FIRST, at]
-        evidence[node, FROM], evidence[node, RECORD] = ints[_FROM, at], 0.0
-        for source in range(NUM_SOURCES):
-            if ints[_FROM, at] >> source & 1:
-                evidence[node, RECORD] = max(evidence[node, RECORD], record[source])
+        level, first, last = ints[_DEPTH, at], ints[_FIRST, at], ints[_LAST, at]
+        alive = floats[_SURVIVAL, node]
+    if level == depth:
+        return filled
+    found, total = _vote(sightings, first, last, level, ints, floats)
+    best = _part(first, last, found, ints, floats)
+    for c in range(found):
+        if chain and c != best:
+            continue
+        chance = floats[_VOTES, c] / total
+        at, filled = _enter(alive * chance, node + 1, filled, budget, ints, floats)
+        if at >= 0:
+            floats[_CHANCE, at] = chance
+            ints[_PARENT, at], ints[_DEPTH, at], ints[_TOTAL, at] = node, level + 1, last - first
+            _adopt(c, at, ints)
+    return filled
+
+
+@compiled
+def _write(
+    node: int, record: Evidence, nodes: IntArray, evidence: Evidence, ints: IntArray, floats: FloatArray
+) -> None:
+    """Copy a node and its evidence out of the workspace."""
+    at = ints[_RANK, node]
+    nodes[TOKENS, node], nodes[PARENTS, node] = ints[_NODE_TOKEN, at], ints[_PARENT, at]
+    evidence[node, SURVIVAL], evidence[node, CHANCE] = floats[_SURVIVAL, node], floats[_CHANCE, at]
+    evidence[node, MATCHED], evidence[node, TOTAL] = ints[_MATCHED, at], ints[_TOTAL, at]
+    evidence[node, AGREE] = ints[_LAST, at] - ints[_FIRST, at]
+    evidence[node, FROM], evidence[node, RECORD] = ints[_FROM, at], 0.0
+    for source in range(NUM_SOURCES):
+        if ints[_FROM, at] >> source & 1:
+            evidence[node, RECORD] = max(evidence[node, RECORD], record[source])
 
 
 @compiled
@@ -137,7 +166,7 @@ def _vote(
 
     Returns the number of candidates and the sum of all votes, those for the unseen included.
     """
-    found, total, heard = 0, 1.0, 0
+    found, total, heard = 0, UNSEEN, 0
     longest = sightings[ints[_ORDER, first], MATCH] + level if first < last else 0
     for i in range(first, last):
         at = ints[_ORDER, i]
@@ -160,18 +189,18 @@ def _vote(
         ints[_CHOICE, i] = c
         floats[_VOTES, c] += votes
         total += votes
-    return found, total + 0.2 * found
+    return found, total + UNSEEN_EACH * found
 
 
 @compiled
 def weigh(match: int, longest: int, count: int, source: int, first: bool) -> float:
     """The votes of a sighting: by its share of the text if nothing matches, else by how much does."""
     if match == 0:
-        return count / 120.0
-    votes = min(match, 16) / 3.0 * _BEHIND[min(longest - match, 10)]
+        return count / 64.0
+    votes = 0.4 * min(match, 16) * _BEHIND[min(longest - match, 10)]
     if source != OWN:
-        votes *= 0.3
-    return float(votes * 1.5 if first else votes)
+        votes *= 0.25
+    return float(2.0 * votes if first else votes)
 
 
 @compiled

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.drafters import corpus as corpus_module
 from forerun.drafters.corpus import MAGIC, Corpus, fingerprint
 from forerun.drafters.corpus_builder import build
 from forerun.drafters.sightings import AHEAD, BREAK, CORPUS, LONGEST, MATCH, PLACE, SOURCE
@@ -77,11 +78,13 @@ def test_a_corpus_larger_than_its_guide_finds_them_too(file: Path, seed: int) ->
         check(corpus, whole, [token for token in context if token != BREAK], most=16)
 
 
-def test_the_test_for_the_longest_matches_can_fail(file: Path) -> None:
-    corpus, text = built([[0, 1, 2, 3, 1, 2, 0, 2]], file)
-    check(corpus, text, [1, 2], most=3)
+def test_the_test_for_the_longest_matches_can_fail(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus, text = built([[0, 1, 2, 3, 1, 2, 0, 2, 1, 0, 3]], file)
+    check(corpus, text, [3, 1, 2], most=2)
+    search = naive.sabotaged(corpus_module._search, _before=lambda text, place, match, tail: False)
+    monkeypatch.setattr(corpus_module, "consult", naive.sabotaged(corpus_module.consult, _search=search))
     with pytest.raises(AssertionError):
-        check(corpus, [0, 1, 2, 3, 1, 2, 1, 2], [1, 2], most=3)
+        check(corpus, text, [3, 1, 2], most=2)
 
 
 def test_the_drafter_guesses_from_a_corpus(file: Path) -> None:
@@ -119,6 +122,32 @@ def test_a_damaged_header_is_refused(file: Path) -> None:
         Corpus(file)
 
 
+def test_a_damaged_body_is_noticed_and_does_no_harm(file: Path) -> None:
+    corpus, _ = built([[1, 2, 3] * 1000], file)
+    corpus.verify()
+    content = bytearray(file.read_bytes())
+    begin = corpus.header["start"] + corpus.header["sections"]["places"]["offset"]
+    content[begin : begin + 12_000] = b"\xff" * 12_000
+    copy = file.with_name("damaged.fri")
+    copy.write_bytes(content)
+    damaged = Corpus(copy)
+    looked_up(damaged, [1, 2, 3], 16)
+    with pytest.raises(InvalidCorpus, match=r"places .* damaged"):
+        damaged.verify()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint16, np.int32, np.uint32, np.int64])
+def test_token_ids_of_any_type_come_out_as_they_went_in(file: Path, kind: type) -> None:
+    top = min(int(np.iinfo(kind).max), 300_000)
+    build([np.array([0, top, 7], dtype=kind)], file, vocabulary="words", tokenizer="a tokenizer")
+    assert (Corpus(file).text.astype(np.int64) - 1).tolist() == [0, top, 7, BREAK]
+
+
+def test_token_ids_below_zero_are_refused(file: Path) -> None:
+    with pytest.raises(InvalidCorpus, match="from -2 to 7"):
+        build([np.array([7, -2])], file, vocabulary="words", tokenizer="a tokenizer")
+
+
 def test_a_file_that_is_something_else_is_refused(file: Path) -> None:
     file.write_text("Once upon a time, there was a text that nobody had indexed.")
     with pytest.raises(InvalidCorpus, match="not a corpus"):
@@ -147,3 +176,5 @@ def test_a_corpus_that_fails_to_build_leaves_what_was_there(file: Path) -> None:
         build([np.array([], dtype=np.int64)], file, vocabulary="words", tokenizer="a tokenizer")
     assert file.read_bytes() == before
     assert list(file.parent.glob("*.part")) == []
+    with pytest.raises(InvalidCorpus, match="cannot write"):
+        build([np.array([1])], file / "nowhere" / "c.fri", vocabulary="words", tokenizer="a tokenizer")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from forerun.drafters import index as index_module
 from forerun.drafters.index import MOST_WALKED, NOWHERE, Index, recall, recall_own
 from forerun.drafters.sightings import AHEAD, BREAK, COUNT, LONGEST, MATCH, PLACE
 
@@ -93,14 +94,29 @@ def test_it_does_not_matter_in_how_many_parts_a_text_comes(text: list[int], cuts
         assert (mine == other).all()
 
 
-def test_the_test_against_the_naive_search_can_fail() -> None:
-    text = [0, 1, 2, 3] * 30
-    index = Index()
-    index.extend(naive.ints(text))
+def test_the_test_against_the_naive_search_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts that are seen twice must climb; without that, the rungs above miss their first sighting."""
+    text = [*range(40), *(token for other in range(50, 90) for token in (other, 39)), *range(40)]
     expected = naive.sightings(text, text, 200, own=True)
-    assert agree(own_sightings(index)[0], text, expected, own=True)
-    index.book[3] = NOWHERE  # as if contexts of 8 tokens were never entered
-    assert not agree(own_sightings(index)[0], text, expected, own=True)
+    for sabotage in (False, True):
+        index = Index()
+        if sabotage:
+            climb = naive.sabotaged(index_module._climb, _lift=lambda text, heads, meta, there, rung: None)
+            monkeypatch.setattr(index_module, "feed", naive.sabotaged(index_module.feed, _climb=climb))
+        index.extend(naive.ints(text))
+        assert agree(own_sightings(index)[0], text, expected, own=True) != sabotage
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_a_slot_that_looks_like_the_right_one_is_looked_at_twice(token: int, other: int) -> None:
+    """Two contexts under one key, as somebody might make them up, are still two contexts."""
+    index = Index()
+    key = np.uint64(7)
+    index.book[-1, :2] = token, other
+    enter = index_module._enter
+    assert enter(index.book[-1], index.heads, index.meta, key, 0, 0) == NOWHERE
+    assert enter(index.book[-1], index.heads, index.meta, key, 0, 1) == (0 if token == other else NOWHERE)
+    assert enter(index.book[-1], index.heads, index.meta, key, 1, 1) == NOWHERE, "another rung"
 
 
 @settings(max_examples=20)

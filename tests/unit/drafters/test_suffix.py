@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.drafters.sightings import BREAK
 from forerun.drafters.suffix import DEEPEST, SuffixDrafter
 from forerun.drafters.tree import EVIDENCE, FROM, RECORD
+from forerun.errors import ConfigurationError
 from forerun.types import Draft, Drafter, RequestView, Verdict
 
 SECRET = [91, 92, 93, 94, 95, 96, 97, 98]
@@ -41,8 +44,8 @@ def test_it_guesses_what_followed_before() -> None:
 
 
 def test_a_tree_branches_where_continuations_differ() -> None:
-    (draft,) = SuffixDrafter().propose([RequestView("r", [1, 2, 3, 8, 1, 2, 4, 8, 1, 2])], [6])
-    assert {3, 4} <= {int(draft.tokens[node]) for node in range(6) if draft.parents[node] == -1}
+    (draft,) = SuffixDrafter().propose([RequestView("r", [1, 2, 3, 8, 1, 2, 4, 8, 1, 2])], [8])
+    assert {3, 4} <= {int(draft.tokens[node]) for node in range(8) if draft.parents[node] == -1}
     draft.check()
 
 
@@ -91,8 +94,101 @@ def test_a_forgotten_request_leaves_nothing() -> None:
     drafter.propose([RequestView("r", [*QUESTION, *SECRET])], [4])
     drafter.forget("r")
     drafter.forget("r")
-    (draft,) = drafter.propose([RequestView("r", [*QUESTION, SECRET[0]])], [4])
+    (draft,) = drafter.propose([RequestView("r", [0] * 20 + [*QUESTION, SECRET[0]])], [4])
     assert not set(SECRET[1:]) & set(draft.tokens.tolist())
+
+
+@pytest.mark.parametrize("salt", ["victim", "attacker"])
+def test_an_id_that_comes_again_is_another_request(salt: str) -> None:
+    """Its salt is another, or its text is shorter: what the first one said is not known any more."""
+    drafter = SuffixDrafter()
+    drafter.propose([RequestView("r", [*QUESTION, *SECRET, *QUESTION], salt="victim")], [4])
+    length = 30 if salt == "attacker" else 3
+    view = RequestView("r", [0] * (length - 2) + [QUESTION[-1], SECRET[0]], salt=salt)
+    (draft,) = drafter.propose([view], [16])
+    assert not set(SECRET[1:]) & set(draft.tokens.tolist())
+
+
+def test_several_threads_do_not_meet() -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    errors: list[str] = []
+
+    def ask(salt: str, base: int) -> None:
+        for number in range(150):
+            text = [base + token % 7 for token in range(40 + number % 5)]
+            name = f"{salt}-{number}"
+            (draft,) = drafter.propose([RequestView(name, text, num_prompt=5, salt=salt)], [64])
+            if any(not base <= token < base + 7 for token in draft.tokens.tolist()):
+                errors.append(salt)
+            drafter.forget(name)
+
+    threads = [threading.Thread(target=ask, args=(salt, 100 * n)) for n, salt in enumerate("abcd")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_bounds_too_small_to_work_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at least 64 and 128"):
+        SuffixDrafter(most_tokens=1)
+    with pytest.raises(ConfigurationError, match="at least 64 and 128"):
+        SuffixDrafter(store_tokens=3)
+
+
+def test_an_output_is_kept_whole_though_nobody_guessed_for_a_while() -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    said_so_far = [*QUESTION, 50]
+    for budget, new in ((4, 51), (0, 52), (0, 53), (4, 54)):
+        (draft,) = drafter.propose([RequestView("first", said_so_far, num_prompt=5)], [budget])
+        drafter.learn("first", draft, Verdict((), new))
+        said_so_far.append(new)
+    drafter.learn("first", Draft.chain([]), Verdict((), 55))
+    drafter.forget("first")
+    assert drafter.store is not None
+    (index,) = drafter.store.indexes(None)
+    assert index.text.tolist() == [50, 51, 52, 53, 54, 55, BREAK]
+
+
+def test_a_request_beyond_its_bound_shares_what_is_left_of_its_output() -> None:
+    drafter = SuffixDrafter(share_outputs=True, most_tokens=64)
+    said(drafter, "first", QUESTION, list(range(100, 300)))
+    assert drafter.store is not None
+    (index,) = drafter.store.indexes(None)
+    kept = index.text.tolist()[:-1]
+    assert 32 <= len(kept) <= 64
+    assert kept == list(range(300 - len(kept), 300))
+
+
+def test_guesses_say_whose_text_they_come_from() -> None:
+    drafter = SuffixDrafter(share_outputs=True)
+    said(drafter, "first", QUESTION, SECRET)
+    (draft,) = drafter.propose([RequestView("second", [*QUESTION, *SECRET[:3]], num_prompt=5)], [4])
+    assert draft.evidence is not None
+    assert draft.evidence[0, FROM] == 0b010
+
+
+def test_a_large_tree_is_grown_whole() -> None:
+    rng = np.random.default_rng(0)
+    drafter = SuffixDrafter(share_outputs=True)
+    for number in range(4):
+        said(drafter, str(number), [1], rng.integers(0, 8, 100).tolist())
+    (draft,) = drafter.propose([RequestView("r", rng.integers(0, 8, 500), num_prompt=1)], [1000])
+    draft.check(vocab_size=8)
+    assert len(draft) > 300
+
+
+def test_drafts_of_others_teach_nothing_and_break_nothing() -> None:
+    drafter = SuffixDrafter()
+    drafter.propose([RequestView("r", [1, 2, 1])], [4])
+    few = np.zeros((1, 2), dtype=np.float32)
+    drafter.learn("r", Draft.chain([2], source="suffix", evidence=few), Verdict((0,), 3))
+    drafter.learn("r", Draft.chain([2], source="other"), Verdict((0,), 3))
+    drafter.learn(
+        "r", Draft.chain([2], source="suffix", evidence=np.zeros((1, 7), dtype=np.float32)), Verdict((5,), 3)
+    )
+    assert drafter._requests["r"].record.tolist() == [0.5] * 3
 
 
 def test_earlier_outputs_are_guessed_only_where_that_is_turned_on() -> None:

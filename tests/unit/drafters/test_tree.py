@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import sys
+
 import naive
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.drafters import tree as tree_module
 from forerun.drafters.sightings import AHEAD, BREAK, COUNT, LONGEST, MATCH, NUM_SOURCES, SOURCE
 from forerun.drafters.tree import (
     AGREE,
@@ -18,7 +21,6 @@ from forerun.drafters.tree import (
     TOTAL,
     Workspace,
     grow,
-    write,
 )
 from forerun.types import ROOT, Draft
 
@@ -51,12 +53,12 @@ def as_array(given_rows: list[tuple[int, int, int, list[int]]]) -> np.ndarray:
 
 
 def grown(given_rows: list[tuple[int, int, int, list[int]]], budget: int, *, chain: bool = False) -> Draft:
-    work = Workspace(64)
-    num = grow(as_array(given_rows), len(given_rows), DEPTH, budget, chain, work.ints, work.floats)
-    tokens, parents = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.int64)
-    evidence = np.full((num, len(EVIDENCE)), np.nan, dtype=np.float32)
-    write(num, work.ints, work.floats, RECORDS, tokens, parents, evidence)
-    return Draft(tokens, parents, np.zeros(num, dtype=np.bool_), evidence=evidence)
+    work = Workspace(max(budget, 100))
+    nodes = np.empty((2, budget), dtype=np.int64)
+    evidence = np.full((budget, len(EVIDENCE)), np.nan, dtype=np.float32)
+    num = grow(as_array(given_rows), len(given_rows), chain, RECORDS, nodes, evidence, work.ints, work.floats)
+    tokens, parents = nodes[:, :num]
+    return Draft(tokens, parents, np.zeros(num, dtype=np.bool_), evidence=evidence[:num])
 
 
 def paths(draft: Draft) -> list[list[int]]:
@@ -96,7 +98,7 @@ def test_the_contract_of_drafts_is_kept(
     assert (survival > 0).all()
     assert (survival < 1).all()
     shorter = grown(given_rows, budget // 2)
-    assert (draft.tokens[: len(shorter)] == shorter.tokens).all(), "a smaller budget is a prefix"
+    assert paths(shorter) == found[: len(shorter)], "a smaller budget is a prefix"
 
 
 @given(rows, st.integers(1, 10))
@@ -130,14 +132,31 @@ def test_longer_matches_and_more_of_them_count_for_more() -> None:
         return int(grown(list(given_rows), 1).tokens[0])
 
     assert first((8, 0, 1, [1] * 5), (2, 0, 1, [2] * 5)) == 1
-    assert first((2, 0, 1, [1] * 5), (2, 0, 1, [2] * 5), (2, 0, 1, [2] * 5)) == 2
+    assert first((2, 0, 1, [1] * 5), *[(2, 0, 1, [2] * 5)] * 3) == 2
     assert first((3, 0, 1, [1] * 5), (3, 0, 1, [2] * 5)) == 1, "the more recent of equals"
     assert first((3, 1, 1, [1] * 5), (3, 0, 1, [2] * 5)) == 2, "the request's own text before others'"
 
 
-def test_the_test_for_the_most_likely_tree_can_fail() -> None:
+def test_the_test_for_the_most_likely_tree_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_come(
+        survival: float, taken: int, filled: int, budget: int, *work: np.ndarray
+    ) -> tuple[int, int]:
+        ints, floats = work
+        if filled == budget:
+            return -1, filled
+        ints[tree_module._RANK, filled], floats[tree_module._SURVIVAL, filled] = filled, survival
+        return filled, filled + 1
+
     given_rows = [(1, 0, 1, [0, 1, 1, 1, 1]), (1, 0, 1, [1, 1, 1, 1, 1]), (1, 0, 1, [2, 2, 2, 2, 2])]
     honest = [survival for survival, _ in naive.tree(given_rows, DEPTH, 8)]
     assert np.allclose(evidence_of(grown(given_rows, 8))[:, SURVIVAL], honest, rtol=1e-4)
-    depth_first = grown(given_rows[:1], 5)
-    assert not np.allclose(evidence_of(depth_first)[:, SURVIVAL], honest[:5], rtol=1e-4)
+    branch = naive.sabotaged(tree_module._branch, _enter=first_come)
+    monkeypatch.setattr(sys.modules[__name__], "grow", naive.sabotaged(grow, _branch=branch))
+    assert not np.allclose(evidence_of(grown(given_rows, 8))[:, SURVIVAL], honest, rtol=1e-4)
+
+
+def test_a_budget_of_hundreds_is_filled() -> None:
+    given_rows = [(1, 0, 1, [row, row, row, row, row]) for row in range(100)]
+    draft = grown(given_rows, 450)
+    draft.check()
+    assert len(draft) == 450
