@@ -67,6 +67,17 @@ def test_the_lab_notes_quote_the_record() -> None:
         assert line["limit"] is None or line["ratio"][0] <= line["limit"]
 
 
+def test_the_lab_notes_quote_the_record_of_the_drafters() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "bench-drafters.json").read_text())
+    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+    assert len(record["lines"]) == 13
+    for line in record["lines"]:
+        figure = line["figure"]
+        shown = "{:.2f} [{:.2f}, {:.2f}]".format(*figure) if len(figure) == 3 else f"{figure[0]:.2f}"
+        assert f"| {line['name']} | {shown} |" in notes
+        assert line["limit"] is None or figure[0] <= line["limit"], line["name"]
+
+
 def test_no_document_names_a_place_on_somebodys_machine() -> None:
     files = subprocess.run(
         ["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from forerun.bench.replay import geometric_mean
 from forerun.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,7 @@ CHAIN = ("--drafter", "suffix", "--nodes", "16", "--chain")
 TREE = ("--drafter", "suffix", "--nodes", "16")
 SHARED = ("--drafter", "suffix", "--nodes", "32", "--shared")
 VLLM = ("--drafter", "vllm-ngram", "--nodes", "4")
+VLLM_8 = ("--drafter", "vllm-ngram", "--nodes", "8")
 PRICED = ("--price", "0.012")
 
 
@@ -75,3 +77,21 @@ def test_a_tree_beats_a_chain_of_as_many_guesses_in_each_category() -> None:
     for name in chain:
         assert chain[name]["guesses_per_step"] == tree[name]["guesses_per_step"] == 16
         assert tree[name]["tokens_per_step"] > chain[name]["tokens_per_step"]
+
+
+def row(*options: str, key: str = "tokens_per_step") -> str:
+    """A line of a table as the documents print it."""
+    categories = report(*options)["categories"]
+    figures = [categories[name][key] for name in sorted(categories)]
+    return " | ".join(f"{figure:.2f}" for figure in [*figures, geometric_mean(figures)])
+
+
+def test_the_documents_print_what_is_measured() -> None:
+    readme, notes = (ROOT / "README.md").read_text(), (ROOT / "docs" / "lab-notes.md").read_text()
+    shown: list[tuple[str, ...]] = [VLLM, CHAIN, TREE, SHARED]
+    for options in shown:
+        assert row(*options) in readme
+    for options in [*shown, VLLM_8, ("--drafter", "ngram"), ("--nodes", "32")]:
+        assert row(*options) in notes
+    for options in [VLLM, VLLM_8, CHAIN, TREE]:
+        assert row(*options, *PRICED, key="tokens_per_cost") in notes
