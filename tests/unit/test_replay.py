@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.bench.replay import follow_recording, geometric_mean, replay, worth
+from forerun.bench.replay import follow_recording, geometric_mean, replay
 from forerun.bench.transcripts import Transcript, read_transcripts
 from forerun.bench.yardsticks import VllmNgram
+from forerun.control.price import worth
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.tree import EVIDENCE, SURVIVAL
 from forerun.errors import UnreadableTranscripts

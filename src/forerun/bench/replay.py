@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from forerun.bench.transcripts import Transcript
-from forerun.drafters.tree import SURVIVAL
+from forerun.control.price import worth
 from forerun.types import ROOT, Draft, Drafter, IntArray, RequestView, Verdict
 
 SHORTEST = 8
@@ -137,27 +135,6 @@ def follow_recording(draft: Draft, ahead: IntArray) -> Verdict:
             break
         accepted.append(node)
     return Verdict(tuple(accepted), int(ahead[len(accepted)]))
-
-
-def worth(draft: Draft, price: float) -> Draft:
-    """The first nodes of a draft, as long as each brings more tokens than its price costs on average.
-
-    Nodes must come in the order of their estimated survival, as trees grown from sightings do. Guesses that
-    were drawn stay as they are: none of them may be dropped for its value.
-    """
-    if draft.evidence is None or draft.sampled.any():
-        return draft
-    survival = draft.evidence[:, SURVIVAL]
-    tokens = 1.0 + np.cumsum(survival) - survival
-    cost = 1.0 + price * np.arange(len(draft))
-    keep = int(np.argmin(np.append(survival * cost > price * tokens, False)))
-    return Draft(
-        draft.tokens[:keep],
-        draft.parents[:keep],
-        draft.sampled[:keep],
-        source=draft.source[:keep],
-        evidence=draft.evidence[:keep],
-    )
 
 
 def geometric_mean(values: Iterable[float]) -> float:

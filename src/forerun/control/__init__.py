@@ -1,0 +1,1 @@
+"""How far to guess. So far: which guesses pay at a given price."""

@@ -1,0 +1,1 @@
+"""What runs models: forerun inside vLLM."""
