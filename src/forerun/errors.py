@@ -8,6 +8,7 @@ ForerunError
 ├── InvalidDistribution       numbers that are no distribution: NaN, nothing left to say (also a ValueError)
 ├── InvalidCorpus             a corpus file that is cut off, damaged or of another version (also a ValueError)
 ├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
+├── UnsupportedEngine         a vLLM that is not the one we know (also a RuntimeError)
 ├── VocabularyMismatch        two models or files that do not share their tokens (also a ValueError)
 └── MissingExtra              an optional dependency is not installed (also an ImportError)
 """
@@ -43,6 +44,10 @@ class InvalidCorpus(ForerunError, ValueError):
 
 class UnreadableTranscripts(ForerunError, ValueError):
     """A file that does not hold transcripts."""
+
+
+class UnsupportedEngine(ForerunError, RuntimeError):
+    """A vLLM that is not the one we know."""
 
 
 class VocabularyMismatch(ForerunError, ValueError):

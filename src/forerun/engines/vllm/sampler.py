@@ -1,0 +1,172 @@
+"""The sampler that keeps vLLM's words: plain sampling, one position after the other.
+
+A guess stands if it is the token that plain sampling takes at its position, so the sampler asks plain
+sampling. Position by position, for the requests whose guesses have stood so far, vLLM's own sampler is run on
+one row a request, in the very state it would be in without speculation: what was kept before counts as said,
+and a request's generator draws once for every token that is said and for no other. Whatever vLLM's sampler
+does (penalties, bad words, minimum tokens, min-p, biases, logits processors, logprobs), it does here, and in
+the same way; this module does not know what that is.
+
+Where every request is greedy and nothing looks at what was said, all rows are judged at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+NOTHING = -1
+"""What vLLM puts where a request says less than others."""
+
+
+class Sampler(torch.nn.Module):
+    """Takes the place of vLLM's rejection sampler, for guesses that were chosen and not drawn from a q."""
+
+    def __init__(self, plain: Any, runner: Any) -> None:
+        super().__init__()
+        self.plain = plain
+        self.runner = runner
+
+    def forward(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: torch.Tensor | None,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> SamplerOutput:
+        """What every request says, up to the first token that was not guessed: [requests, depth + 1].
+
+        `draft_probs` is not looked at: following is lossless for guesses from anywhere.
+        """
+        del draft_probs
+        guesses = _split(metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
+        if _is_plain_greedy(sampling_metadata):
+            rows = self.plain.greedy_sample(logits.to(torch.float32)).tolist()
+            return _follow_rows(guesses, rows, metadata.max_spec_len, logits.device)
+        return self._follow_positions(guesses, metadata.max_spec_len, logits, sampling_metadata)
+
+    def _follow_positions(
+        self,
+        guesses: Sequence[Sequence[int]],
+        deepest: int,
+        logits: torch.Tensor,
+        sampling: SamplingMetadata,
+    ) -> SamplerOutput:
+        """Plain sampling at every position in turn, as long as any request's guesses stand."""
+        starts = torch.tensor([0, *(len(guess) + 1 for guess in guesses)][:-1]).cumsum(0)
+        said: list[list[int]] = [[] for _ in guesses]
+        alive = list(range(len(guesses)))
+        logprobs: list[LogprobsTensors] = []
+        with self._counting_as_said(said) as update:
+            for position in range(deepest + 1):
+                rows = starts + torch.tensor([min(position, len(guess)) for guess in guesses])
+                generators = {at: gen for at, gen in sampling.generators.items() if at in alive}
+                output = self.plain(logits[rows.to(logits.device)], replace(sampling, generators=generators))
+                tokens = output.sampled_token_ids[:, 0].tolist()
+                for request in alive:
+                    said[request].append(tokens[request])
+                if output.logprobs_tensors is not None:
+                    logprobs.append(output.logprobs_tensors)
+                alive = [
+                    request
+                    for request in alive
+                    if position < len(guesses[request]) and tokens[request] == guesses[request][position]
+                ]
+                if not alive:
+                    break
+                update(alive)
+        return SamplerOutput(
+            sampled_token_ids=_padded(said, deepest + 1, logits.device),
+            logprobs_tensors=_stacked(logprobs, deepest + 1) if logprobs else None,
+        )
+
+    @contextmanager
+    def _counting_as_said(self, said: list[list[int]]) -> Iterator[Any]:
+        """While this lasts, the outputs that vLLM's sampler sees end with what was kept here.
+
+        They are vLLM's own lists and get back their length at the end: the runner appends what is said.
+        """
+        outputs = self.runner.input_batch.req_output_token_ids[: len(said)]
+        lengths = [0 if output is None else len(output) for output in outputs]
+        processors = list(self.runner.input_batch.logitsprocs.all)
+
+        def update(alive: Sequence[int]) -> None:
+            for request in alive:
+                if request < len(outputs) and outputs[request] is not None:
+                    outputs[request].append(said[request][-1])
+            for processor in processors:
+                processor.update_state(None)
+
+        try:
+            yield update
+        finally:
+            for output, length in zip(outputs, lengths, strict=True):
+                if output is not None:
+                    del output[length:]
+
+
+def _is_plain_greedy(sampling: SamplingMetadata) -> bool:
+    """Whether every request takes the likeliest token, and nothing changes which one that is."""
+    return bool(
+        sampling.all_greedy
+        and sampling.max_num_logprobs is None
+        and not sampling.logprob_token_ids
+        and sampling.no_penalties
+        and sampling.allowed_token_ids_mask is None
+        and not sampling.bad_words_token_ids
+        and all(_is_idle(processor) for processor in sampling.logitsprocs.non_argmax_invariant)
+        and sampling.thinking_budget_state_holder is None
+    )
+
+
+def _is_idle(processor: Any) -> bool:
+    """Whether one of vLLM's own processors has nobody to work for; of others one cannot know."""
+    return {} in (getattr(processor, "min_toks", None), getattr(processor, "biases", None))
+
+
+def _split(tokens: list[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Guesses by request."""
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return [tokens[first:last] for first, last in pairwise(ends)]
+
+
+def _follow_rows(
+    guesses: Sequence[Sequence[int]], rows: list[int], deepest: int, device: torch.device
+) -> SamplerOutput:
+    """Follow the tokens that the target takes at all rows."""
+    said, start = [], 0
+    for guess in guesses:
+        taken = rows[start : start + len(guess) + 1]
+        kept = 0
+        while kept < len(guess) and taken[kept] == guess[kept]:
+            kept += 1
+        said.append(taken[: kept + 1])
+        start += len(guess) + 1
+    return SamplerOutput(sampled_token_ids=_padded(said, deepest + 1, device), logprobs_tensors=None)
+
+
+def _padded(said: Sequence[Sequence[int]], width: int, device: torch.device) -> torch.Tensor:
+    """What was said, as the rectangle that vLLM expects."""
+    rows = [[*tokens, *[NOTHING] * (width - len(tokens))] for tokens in said]
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
+def _stacked(levels: list[LogprobsTensors], width: int) -> LogprobsTensors:
+    """Log-probabilities of every position, request by request; what nobody said is filled with the last."""
+    levels = levels + [levels[-1]] * (width - len(levels))
+    return LogprobsTensors(
+        *(
+            torch.stack([getattr(level, name) for level in levels], dim=1).flatten(0, 1)
+            for name in ("logprob_token_ids", "logprobs", "selected_token_ranks")
+        )
+    )

@@ -1,0 +1,101 @@
+"""Stock vLLM with our drafter and our sampler: the words of plain decoding, whatever the settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
+
+pytestmark = pytest.mark.e2e
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "greedy with penalties": {"temperature": 0, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
+    "greedy with minimum tokens": {"temperature": 0, "min_tokens": 40},
+    "greedy with bad words": {"temperature": 0, "bad_words": [" library", " the"]},
+    "greedy with logprobs": {"temperature": 0, "logprobs": 2},
+    "seeded": {"temperature": 0.8, "top_p": 0.95, "seed": 11},
+    "seeded, cool": {"temperature": 0.3, "seed": 12},
+    "seeded with top-k and penalties": {
+        "temperature": 0.6,
+        "top_k": 20,
+        "presence_penalty": 0.4,
+        "repetition_penalty": 1.05,
+        "seed": 13,
+    },
+    "seeded with logprobs": {"temperature": 0.5, "seed": 14, "logprobs": 1},
+    "seeded, two answers": {"temperature": 0.5, "seed": 15, "n": 2},
+}
+
+ASK = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+model, sample, asked, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sample)][:5]
+settings = dict(dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=False)
+llm = LLM(model=model, **settings, **options)
+
+def answers(outputs):
+    return [{"tokens": list(one.token_ids), "logprobs": [
+        sorted((token, round(value.logprob, 3)) for token, value in at.items()) for at in one.logprobs or []
+    ]} for output in outputs for one in output.outputs]
+
+said = {}
+for name, sampling in asked.items():
+    params = SamplingParams(max_tokens=48, **sampling)
+    said[name] = answers([llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts])
+together = [SamplingParams(max_tokens=48, **asked[name]) for name in ("greedy", "seeded")]
+said["together"] = answers(llm.generate(prompts * 2, together * len(prompts), use_tqdm=False))
+counters = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+said["accepted"] = counters.get("vllm:spec_decode_num_accepted_tokens", 0)
+print("ANSWER", json.dumps(said))
+"""
+
+
+def ask(model: Path, **options: Any) -> Any:
+    """Start an engine of its own and ask it everything."""
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    finished = subprocess.run(
+        [sys.executable, "-c", ASK, model, SAMPLE, json.dumps(SETTINGS), json.dumps(options)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]
+    return json.loads(line.removeprefix("ANSWER "))
+
+
+@pytest.fixture(scope="module")
+def answers(smollm2: Path) -> tuple[Any, Any]:
+    """What stock vLLM says without speculation, and what it says with our guesses and our sampler."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup")
+    hook = {"method": "custom_class", "model": "forerun.engines.vllm.Drafter", "num_speculative_tokens": 12}
+    worker = "forerun.engines.vllm.worker.CPUWorker"
+    return ask(smollm2), ask(smollm2, speculative_config=hook, worker_cls=worker)
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "together"])
+def test_the_words_are_those_of_plain_decoding(answers: tuple[Any, Any], name: str) -> None:
+    plain, ours = answers
+    for before, after in zip(plain[name], ours[name], strict=True):
+        assert after["tokens"] == before["tokens"]
+        assert len(after["logprobs"]) == len(before["logprobs"])
+        for mine, stock in zip(after["logprobs"], before["logprobs"], strict=True):
+            assert [token for token, _ in mine] == [token for token, _ in stock]
+            assert [value for _, value in mine] == pytest.approx([value for _, value in stock], abs=0.01)
+
+
+def test_guesses_were_accepted_on_the_way(answers: tuple[Any, Any]) -> None:
+    plain, ours = answers
+    assert plain["accepted"] == 0
+    assert ours["accepted"] > 300
