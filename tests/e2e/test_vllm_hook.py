@@ -23,7 +23,7 @@ model, sample, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sample)]
 settings = dict(dtype="float32", enforce_eager=True, max_model_len=1024, disable_log_stats=False)
 llm = LLM(model=model, **settings, **options)
-greedy = SamplingParams(temperature=0, max_tokens=48)
+greedy = SamplingParams(temperature=0, max_tokens=32)
 alone = [llm.generate([prompt], greedy, use_tqdm=False)[0] for prompt in prompts]
 together = llm.generate(prompts, greedy, use_tqdm=False)
 counters = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}

@@ -1,4 +1,4 @@
-"""Stock vLLM with our drafter and our sampler: the words of plain decoding, whatever the settings."""
+"""vLLM with our scheduler and our sampler: the words of plain decoding, whatever the settings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy with minimum tokens": {"temperature": 0, "min_tokens": 40},
     "greedy with bad words": {"temperature": 0, "bad_words": [" library", " the"]},
     "greedy with logprobs": {"temperature": 0, "logprobs": 2},
+    "greedy with a stop string": {"temperature": 0, "stop": ["library,", "need to"]},
+    "greedy in a grammar": {"temperature": 0, "structured_outputs": {"regex": "([a-z]{2,8} ){12}end"}},
+    "seeded in a grammar": {
+        "temperature": 0.9,
+        "seed": 16,
+        "structured_outputs": {"choice": ["the waiting room became the reading room", "the library"]},
+    },
     "seeded": {"temperature": 0.8, "top_p": 0.95, "seed": 11},
     "seeded, cool": {"temperature": 0.3, "seed": 12},
     "seeded with top-k and penalties": {
@@ -37,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 ASK = """
 import json, sys
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 model, sample, asked, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sample)][:5]
@@ -48,14 +56,24 @@ def answers(outputs):
         sorted((token, round(value.logprob, 3)) for token, value in at.items()) for at in one.logprobs or []
     ]} for output in outputs for one in output.outputs]
 
+def counter(name):
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_" + name)
+
 said = {}
 for name, sampling in asked.items():
+    if "structured_outputs" in sampling:
+        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
     params = SamplingParams(max_tokens=48, **sampling)
     said[name] = answers([llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts])
 together = [SamplingParams(max_tokens=48, **asked[name]) for name in ("greedy", "seeded")]
 said["together"] = answers(llm.generate(prompts * 2, together * len(prompts), use_tqdm=False))
-counters = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-said["accepted"] = counters.get("vllm:spec_decode_num_accepted_tokens", 0)
+said["accepted"] = counter("accepted_tokens")
+said["steps"] = []
+for salt in ("tenant", "another", "tenant"):
+    before = counter("accepted_tokens")
+    salted = {**prompts[4], "cache_salt": salt}
+    llm.generate([salted], SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
+    said["steps"].append(counter("accepted_tokens") - before)
 print("ANSWER", json.dumps(said))
 """
 
@@ -79,9 +97,17 @@ def ask(model: Path, **options: Any) -> Any:
 def answers(smollm2: Path) -> tuple[Any, Any]:
     """What stock vLLM says without speculation, and what it says with our guesses and our sampler."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
-    hook = {"method": "custom_class", "model": "forerun.engines.vllm.Drafter", "num_speculative_tokens": 12}
-    worker = "forerun.engines.vllm.worker.CPUWorker"
-    return ask(smollm2), ask(smollm2, speculative_config=hook, worker_cls=worker)
+    ours = {
+        "speculative_config": {
+            "method": "custom_class",
+            "model": "forerun.engines.vllm.Nobody",
+            "num_speculative_tokens": 12,
+        },
+        "scheduler_cls": "forerun.engines.vllm.scheduler.Scheduler",
+        "worker_cls": "forerun.engines.vllm.worker.CPUWorker",
+        "additional_config": {"forerun": {"share_outputs": True}},
+    }
+    return ask(smollm2), ask(smollm2, **ours)
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, "together"])
@@ -99,3 +125,10 @@ def test_guesses_were_accepted_on_the_way(answers: tuple[Any, Any]) -> None:
     plain, ours = answers
     assert plain["accepted"] == 0
     assert ours["accepted"] > 300
+
+
+def test_an_earlier_answer_is_guessed_under_its_own_salt_only(answers: tuple[Any, Any]) -> None:
+    _, ours = answers
+    first, other, again = ours["steps"]
+    assert other <= first, "what one tenant was told does not help another"
+    assert again > first + 10, "the same tenant asks again"

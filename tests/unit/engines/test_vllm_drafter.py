@@ -99,7 +99,7 @@ def test_requests_that_ended_are_forgotten() -> None:
     for _ in range(50):
         proposed(drafter, rng.integers(0, VOCAB, (3, 20)).tolist())
     assert len(drafter.rows) == 6
-    assert len(drafter.drafter._requests) == 6  # type: ignore[attr-defined]
+    assert len(drafter.guesser.drafter._requests) == 6  # type: ignore[attr-defined]
 
 
 def test_twins_have_a_seat_each() -> None:
@@ -132,7 +132,7 @@ class Teachable:
 
 def test_the_drafter_hears_what_became_of_its_guesses() -> None:
     drafter = Drafter(vllm_config())
-    drafter.drafter = teachable = Teachable([5, 6, 7])
+    drafter.guesser.drafter = teachable = Teachable([5, 6, 7])
     proposed(drafter, [[1, 2]])
     proposed(drafter, [[1, 2, 5, 6, 9]], said=[[5, 6, 9]])
     proposed(drafter, [[1, 2, 5, 6, 9, 4]], said=[[4]])
@@ -142,7 +142,7 @@ def test_the_drafter_hears_what_became_of_its_guesses() -> None:
 def test_tokens_the_model_does_not_know_are_not_guessed() -> None:
     drafter = Drafter(vllm_config())
     for guess, expected in (([5, VOCAB, 6], [5]), ([-1, 5], []), ([5, 6], [5, 6])):
-        drafter.drafter = Teachable(guess)
+        drafter.guesser.drafter = Teachable(guess)
         assert proposed(drafter, [[1, 2]]) == [expected]
 
 
@@ -152,11 +152,12 @@ def test_errors_cost_guesses_and_nothing_else(caplog: pytest.LogCaptureFixture) 
             raise RuntimeError("no idea")
 
     drafter = Drafter(vllm_config())
-    drafter.drafter = Broken([])
+    drafter.guesser.drafter = Broken([])
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             assert proposed(drafter, [[1, 2], [3, 4]]) == [[], []]
-    assert drafter.num_errors == 3
+        assert drafter.propose([[1]], np.array([1]), None) == [[]]  # type: ignore[arg-type]
+    assert drafter.guesser.num_errors == 4
     assert len(caplog.records) == 1
 
 

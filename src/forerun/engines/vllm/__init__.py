@@ -1,8 +1,11 @@
 """What plugs into vLLM; the only room that knows it.
 
-`Drafter` is for vLLM's public `custom_class` hook and replaces nothing of vLLM.
+- `Drafter`: guesses for stock vLLM, through its public hook for drafters; replaces nothing
+- `scheduler.Scheduler`: guesses where requests and salts are known; `Nobody` is then the worker's drafter
+- `worker.CPUWorker`, `worker.CUDAWorker`: with `sampler.Sampler`, which keeps the words of plain decoding
+- `contract`: every name of vLLM's that we lean on
 """
 
-from forerun.engines.vllm.drafter import Drafter
+from forerun.engines.vllm.drafter import Drafter, Nobody
 
-__all__ = ["Drafter"]
+__all__ = ["Drafter", "Nobody"]

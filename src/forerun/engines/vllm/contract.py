@@ -30,6 +30,14 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.worker.gpu_worker.Worker.init_device": ("self",),
     "vllm.v1.sample.logits_processor.interface.LogitsProcessor.update_state": ("self", "batch_update"),
     "vllm.v1.spec_decode.custom_class_proposer.create_custom_proposer": ("vllm_config",),
+    "vllm.v1.core.sched.scheduler.Scheduler.schedule": ("self",),
+    "vllm.v1.core.sched.scheduler.Scheduler.update_from_output": (
+        "self",
+        "scheduler_output",
+        "model_runner_output",
+    ),
+    "vllm.v1.core.sched.scheduler.Scheduler._free_request": ("self", "request"),
+    "vllm.v1.structured_output.StructuredOutputManager.validate_tokens": ("self", "request"),
 }
 """Functions and how their parameters begin."""
 
@@ -47,6 +55,8 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "vllm.v1.spec_decode.metadata.SpecDecodeMetadata": ("draft_token_ids", "num_draft_tokens"),
     "vllm.v1.outputs.LogprobsTensors": ("logprob_token_ids", "logprobs", "selected_token_ranks"),
+    "vllm.v1.outputs.ModelRunnerOutput": ("req_id_to_index", "sampled_token_ids"),
+    "vllm.v1.core.sched.output.SchedulerOutput": ("num_scheduled_tokens",),
     "vllm.v1.outputs.SamplerOutput": ("sampled_token_ids", "logprobs_tensors"),
 }
 """Classes and the fields that we read or fill."""

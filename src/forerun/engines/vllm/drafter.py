@@ -10,7 +10,6 @@ tokens. This module does not import vllm; it is handed what it needs.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -18,38 +17,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.config import SpeculationConfig
-from forerun.control.price import TYPICAL, worth
-from forerun.drafters.documents import load_tokenizer, vocabulary_of
-from forerun.drafters.registry import make_drafter
+from forerun.engines.vllm.guesser import Guesser
 from forerun.errors import ConfigurationError
-from forerun.types import Draft, RequestView, Verdict
-from forerun.types import Drafter as AnyDrafter
-
-logger = logging.getLogger("forerun.vllm")
+from forerun.types import RequestView
 
 Tokens = npt.NDArray[np.int32]
 
 
-class Drafter:
-    """What `custom_class` asks for: made of vLLM's configuration, proposes a list of tokens for every row.
-
-    Its own configuration is `additional_config["forerun"]`, as for `SpeculationConfig`.
-    """
+class Nobody:
+    """Never guesses: for when the scheduler does."""
 
     def __init__(self, vllm_config: Any) -> None:
-        config = SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
-        if config.share_outputs:
+        del vllm_config
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """There is none to load."""
+
+    def propose(self, sampled_token_ids: list[list[int]], *_: Any, **__: Any) -> list[list[int]]:
+        """No guesses for anybody."""
+        return [[] for _ in sampled_token_ids]
+
+
+class Drafter:
+    """What `custom_class` asks for: made of vLLM's configuration, proposes a list of tokens for every row."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.guesser = Guesser(vllm_config)
+        if self.guesser.config.share_outputs:
             raise ConfigurationError(
                 "share_outputs needs each request's salt, which vLLM does not show its drafters: leave it out"
             )
-        self.most_guesses = min(vllm_config.speculative_config.num_speculative_tokens, config.max_draft)
-        self.vocab_size = vllm_config.model_config.get_vocab_size()
-        tokenizer = vllm_config.model_config.tokenizer
-        vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if config.corpora else None
-        self.drafter = make_drafter(config, chain=True, vocabulary=vocabulary)
         self.rows = Rows(most=2 * vllm_config.scheduler_config.max_num_seqs)
-        self.num_errors = 0
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is none to load."""
@@ -65,47 +63,32 @@ class Drafter:
         try:
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
-            self.num_errors += 1
-            if self.num_errors == 1:
-                logger.exception(
-                    "guessing failed; decoding goes on without, and later errors are only counted"
-                )
+            self.guesser.count_error()
             return [[] for _ in sampled_token_ids]
 
     def _propose(
-        self, said: list[list[int]], lengths: npt.NDArray[np.int32], token_ids: Tokens
+        self, sampled_token_ids: list[list[int]], lengths: npt.NDArray[np.int32], token_ids: Tokens
     ) -> list[list[int]]:
-        speaking = [row for row in range(len(said)) if said[row]]
+        speaking = [row for row, said in enumerate(sampled_token_ids) if said]
         texts = [token_ids[row, : lengths[row]] for row in speaking]
         seats, gone = self.rows.seat(speaking, texts)
         for name in gone:
-            self.drafter.forget(name)
+            self.guesser.forget(name)
         for row, seat in zip(speaking, seats, strict=True):
-            seat.hear(said[row], self.drafter)
+            self.guesser.hear(seat.name, sampled_token_ids[row])
         views = [RequestView(seat.name, text) for seat, text in zip(seats, texts, strict=True)]
-        drafts = self.drafter.propose(views, [self.most_guesses] * len(views))
-        guesses: list[list[int]] = [[] for _ in said]
-        for row, seat, draft in zip(speaking, seats, drafts, strict=True):
-            seat.draft = worth(draft, TYPICAL)
-            guesses[row] = self._known(seat.draft.tokens.tolist())
-        return guesses
-
-    def _known(self, tokens: list[int]) -> list[int]:
-        """Guesses up to the first that the model does not know."""
-        for place, token in enumerate(tokens):
-            if not 0 <= token < self.vocab_size:
-                return tokens[:place]
-        return tokens
+        found = self.guesser.guess(views, [self.guesser.most_guesses] * len(views))
+        guesses = dict(zip(speaking, found, strict=True))
+        return [guesses.get(row, []) for row in range(len(sampled_token_ids))]
 
 
 class Seat:
     """Who sits in a row: a name of our own, and what its text looked like when it was last seen."""
 
-    __slots__ = ("draft", "name", "places", "seen")
+    __slots__ = ("name", "places", "seen")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.draft: Draft | None = None
         self.places = np.empty(0, dtype=np.int64)
         self.seen = np.empty(0, dtype=np.int32)
 
@@ -118,13 +101,6 @@ class Seat:
     def fits(self, text: Tokens) -> bool:
         """Whether a text is the one that was seen, or has grown out of it."""
         return len(text) > self.places[-1] and bool((text[self.places] == self.seen).all())
-
-    def hear(self, said: Sequence[int], drafter: AnyDrafter) -> None:
-        """Tell the drafter what became of the last draft, if there was one."""
-        if self.draft is not None and len(self.draft):
-            num_kept = min(len(said) - 1, len(self.draft))
-            drafter.learn(self.name, self.draft, Verdict(tuple(range(num_kept)), said[-1]))
-        self.draft = None
 
 
 class Rows:
