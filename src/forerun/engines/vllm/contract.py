@@ -28,6 +28,8 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "vllm.v1.worker.cpu_worker.CPUWorker.init_device": ("self",),
     "vllm.v1.worker.gpu_worker.Worker.init_device": ("self",),
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner._sample": ("self", "logits", "spec_decode_metadata"),
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync": ("self", "scheduler_output"),
     "vllm.v1.sample.logits_processor.interface.LogitsProcessor.update_state": ("self", "batch_update"),
     "vllm.v1.spec_decode.custom_class_proposer.create_custom_proposer": ("vllm_config",),
     "vllm.v1.core.sched.scheduler.Scheduler.schedule": ("self",),
