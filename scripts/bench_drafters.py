@@ -7,7 +7,6 @@ a few words changed.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.sightings import AHEAD, LONGEST
 from forerun.drafters.suffix import DEEPEST, MOST_FROM_CORPUS, SuffixDrafter
 from forerun.types import Drafter, RequestView
-from records import cell, keep, provenance, quartiles
+from records import AsJson, Record, cell, finish, provenance, quartiles
 
 VOCAB, NODES, NEW_TOKENS = 49_152, 16, 3
 SHORT, LONG, PROMPT, BATCH = 8_192, 131_072, 100_000, 256
@@ -232,10 +231,8 @@ def show(lines: list[dict[str, Any]]) -> None:
 
 
 def main(
-    record: Annotated[
-        Path | None, typer.Option(help="Keep the figures in this file, with provenance.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    record: Record = None,
+    as_json: AsJson = False,
     num_tokens: Annotated[int, typer.Option(min=2 * 10**6, help="The size of the large corpus.")] = 10**8,
 ) -> None:
     """What looking text up costs."""
@@ -243,11 +240,7 @@ def main(
     with Console(stderr=True).status("") as status:
         lines = measure(num_tokens, status.update)
     facts = provenance("make bench-drafters", ("numpy", "numba", "pydivsufsort"), threads=1)
-    keep(record, {**facts, "lines": lines})
-    if as_json:
-        print(json.dumps(lines, indent=2))
-    else:
-        show(lines)
+    finish(lines, facts, show, record, as_json)
 
 
 if __name__ == "__main__":

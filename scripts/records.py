@@ -7,10 +7,12 @@ import platform
 import re
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -37,7 +39,21 @@ def provenance(command: str, packages: Sequence[str], threads: int) -> dict[str,
     }
 
 
-def keep(record: Path | None, facts: dict[str, Any]) -> None:
-    """Write a record, if one is asked for."""
+Record = Annotated[Path | None, typer.Option(help="Keep the figures in this file, with provenance.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def finish(
+    lines: list[dict[str, Any]],
+    facts: dict[str, Any],
+    show: Callable[[list[dict[str, Any]]], None],
+    record: Path | None,
+    as_json: bool,
+) -> None:
+    """Keep the lines and what it takes to measure them again, if asked for, and print them."""
     if record is not None:
-        record.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        record.write_text(json.dumps({**facts, "lines": lines}, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print(json.dumps(lines, indent=2))
+    else:
+        show(lines)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from engines import ask
 
 SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
 
@@ -35,25 +32,11 @@ print("ANSWER", json.dumps({
 """
 
 
-def ask(model: Path, **options: Any) -> Any:
-    """Start an engine of its own, ask it everything in the sample, alone and together."""
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    finished = subprocess.run(
-        [sys.executable, "-c", ASK, model, SAMPLE, json.dumps(options)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]
-    return json.loads(line.removeprefix("ANSWER "))
-
-
 def test_the_same_words_in_fewer_steps(smollm2: Path) -> None:
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     hook = {"method": "custom_class", "model": "forerun.engines.vllm.Drafter", "num_speculative_tokens": 16}
-    plain, guessed = ask(smollm2), ask(smollm2, speculative_config=hook)
+    plain = ask(ASK, smollm2, SAMPLE, json.dumps({}))
+    guessed = ask(ASK, smollm2, SAMPLE, json.dumps({"speculative_config": hook}))
     assert guessed["alone"] == plain["alone"]
     assert guessed["together"] == plain["together"]
     accepted = guessed["counters"]["vllm:spec_decode_num_accepted_tokens"]

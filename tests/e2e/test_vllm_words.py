@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import ask
 
 SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
 
@@ -78,21 +76,6 @@ print("ANSWER", json.dumps(said))
 """
 
 
-def ask(model: Path, **options: Any) -> Any:
-    """Start an engine of its own and ask it everything."""
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    finished = subprocess.run(
-        [sys.executable, "-c", ASK, model, SAMPLE, json.dumps(SETTINGS), json.dumps(options)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]
-    return json.loads(line.removeprefix("ANSWER "))
-
-
 @pytest.fixture(scope="module")
 def answers(smollm2: Path) -> tuple[Any, Any]:
     """What stock vLLM says without speculation, and what it says with our guesses and our sampler."""
@@ -109,7 +92,9 @@ def answers(smollm2: Path) -> tuple[Any, Any]:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 96,  # longer prompts are read in parts; plain decoding reads them in one go
     }
-    return ask(smollm2), ask(smollm2, **ours)
+    settings = json.dumps(SETTINGS)
+    plain = ask(ASK, smollm2, SAMPLE, settings, json.dumps({}))
+    return plain, ask(ASK, smollm2, SAMPLE, settings, json.dumps(ours))
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, "together"])

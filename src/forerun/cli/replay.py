@@ -72,20 +72,17 @@ def replay(
 
 def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
     """A new drafter of this name."""
-    if name == "suffix":
-        from forerun.drafters.corpus import Corpus
-        from forerun.drafters.suffix import SuffixDrafter
+    if name == "vllm-ngram":
+        from forerun.bench.yardsticks import VllmNgram
 
-        return SuffixDrafter(**options | {"corpora": [Corpus(file) for file in options["corpora"]]})
-    if options["share_outputs"] or options["corpora"]:
-        raise typer.BadParameter(f"{name} guesses from a request's own text only: use --drafter suffix")
-    if name == "ngram":
-        from forerun.drafters.ngram import NgramDrafter
+        if options["share_outputs"] or options["corpora"]:
+            raise typer.BadParameter(f"{name} guesses from a request's own text only: use --drafter suffix")
+        return VllmNgram()
+    from forerun.config import SpeculationConfig
+    from forerun.drafters.registry import make_drafter
 
-        return NgramDrafter()
-    from forerun.bench.yardsticks import VllmNgram
-
-    return VllmNgram()
+    settings = {key: value for key, value in options.items() if key != "chain"}
+    return make_drafter(SpeculationConfig(drafters=(name,), **settings), chain=options["chain"])
 
 
 def _report(tallies: dict[str, Tally], price: float | None) -> dict[str, Any]:
@@ -122,7 +119,7 @@ def _print(tallies: dict[str, Tally], price: float | None) -> None:
     table = Table(show_footer=True, box=box.SIMPLE_HEAD)
     mean = geometric_mean(tally.tokens_per_step for tally in tallies.values())
     table.add_column("category", "geometric mean", no_wrap=True)
-    table.add_column("outputs", justify="right")
+    table.add_column("n", justify="right")
     table.add_column("tokens/step", f"{mean:.2f}", justify="right", style="bold")
     if price is not None:
         priced = geometric_mean(tally.tokens_per_cost(price) for tally in tallies.values())

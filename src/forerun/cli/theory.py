@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from forerun.cli.console import told
+
 ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
@@ -42,13 +44,9 @@ def theory(
     """
     if plot is not None:
         from forerun.bench.figures import draw_theory
-        from forerun.errors import MissingExtra
 
-        try:
+        with told():
             draw_theory(plot)
-        except MissingExtra as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(1) from error
         typer.echo(f"drawn to {plot}", err=True)
     if as_json:
         typer.echo(json.dumps(_report(alpha, cost), indent=2))

@@ -24,8 +24,8 @@ AHEAD: Final = 4
 OWN: Final = 0
 SHARED: Final = 1
 CORPUS: Final = 2
-NUM_SOURCES: Final = 3
 SOURCES: Final = ("own", "shared", "corpus")
+NUM_SOURCES: Final = len(SOURCES)
 
 BREAK: Final = -1
 """Stands between two texts and after the end of one; no token has this number."""
