@@ -9,11 +9,15 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from forerun.errors import ConfigurationError, UnknownKey
+
+AUTO: Final = ("suffix", "ngram", "grammar")
+"""Who guesses if nothing is said, the first unless a request asks for another: they need no second model,
+and the suffix drafter beat the n-gram tables in every replay."""
 
 
 class SpeculationConfig(BaseModel):
@@ -60,6 +64,18 @@ class SpeculationConfig(BaseModel):
         if self.lenience < 1 and self.verifier in {"follow", "block"}:
             raise ValueError(f"lenience goes with the verifiers auto and reject, not with {self.verifier}")
         return self
+
+    @model_validator(mode="after")
+    def _model_has_a_path(self) -> SpeculationConfig:
+        if "model" in self.drafters and self.draft_model is None:
+            raise ValueError("the drafter `model` needs a draft_model: the path of a smaller model")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everybody who guesses, in order; whether they exist is for their makers to say."""
+        named = [name for given in self.drafters for name in (AUTO if given == "auto" else (given,))]
+        return tuple(dict.fromkeys([*named, "model"] if self.draft_model else named))
 
     @classmethod
     def parse(cls, given: str | Path | dict[str, Any]) -> SpeculationConfig:

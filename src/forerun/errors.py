@@ -4,10 +4,12 @@ ForerunError
 ├── ConfigurationError        a configuration that cannot be meant (also a ValueError)
 │   └── UnknownKey            a key nobody reads; names the nearest known one
 ├── InvalidSampling           sampling settings out of range (also a ValueError)
+├── InvalidRequest            what a request asks of speculation cannot be meant (also a ValueError)
 ├── InvalidDraft              a guess that breaks the contract of `Draft` (also a ValueError)
 ├── InvalidDistribution       numbers that are no distribution: NaN, nothing left to say (also a ValueError)
 ├── InvalidCorpus             a corpus file that is cut off, damaged or of another version (also a ValueError)
 ├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
+├── ServerFailed              a server that was started does not answer (also a RuntimeError)
 ├── UnsupportedEngine         a vLLM that is not the one we know (also a RuntimeError)
 ├── VocabularyMismatch        two models or files that do not share their tokens (also a ValueError)
 └── MissingExtra              an optional dependency is not installed (also an ImportError)
@@ -30,6 +32,10 @@ class InvalidSampling(ForerunError, ValueError):
     """Sampling settings out of range."""
 
 
+class InvalidRequest(ForerunError, ValueError):
+    """What a request asks of speculation cannot be meant."""
+
+
 class InvalidDraft(ForerunError, ValueError):
     """A guess that breaks the contract of `Draft`."""
 
@@ -44,6 +50,10 @@ class InvalidCorpus(ForerunError, ValueError):
 
 class UnreadableTranscripts(ForerunError, ValueError):
     """A file that does not hold transcripts."""
+
+
+class ServerFailed(ForerunError, RuntimeError):
+    """A server that was started does not answer."""
 
 
 class UnsupportedEngine(ForerunError, RuntimeError):

@@ -180,6 +180,19 @@ class Draft:
             evidence=evidence,
         )
 
+    def first(self, num: int) -> Draft:
+        """The draft of the first so many nodes, which is one since parents come first."""
+        if num >= len(self):
+            return self
+        return Draft(
+            tokens=self.tokens[:num],
+            parents=self.parents[:num],
+            sampled=self.sampled[:num],
+            q={parent: q for parent, q in self.q.items() if parent < num},
+            source=self.source[:num],
+            evidence=None if self.evidence is None else self.evidence[:num],
+        )
+
     def path(self, node: int) -> list[int]:
         """The nodes from the root to this one, itself included."""
         nodes: list[int] = []

@@ -29,6 +29,8 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("FIELDS", "vllm.v1.outputs.SamplerOutput", ("colour",), "has no colour"),
         ("FIELDS", "vllm.v1.outputs.LogprobsTensors", ("colour",), "has no colour"),
         ("FIELDS", "vllm.v1.outputs.Nothing", ("colour",), "is not there"),
+        ("ATTRIBUTES", "vllm.v1.core.sched.scheduler.Scheduler", ("colour",), "has no colour"),
+        ("ATTRIBUTES", "vllm.v1.core.sched.scheduler.Nothing", ("colour",), "is not there"),
     ],
 )
 def test_a_name_that_is_gone_or_changed_is_refused(

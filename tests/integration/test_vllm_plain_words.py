@@ -15,6 +15,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from forerun.config import SpeculationConfig
 from forerun.engines.vllm.sampler import Sampler
 
 VOCAB = 8
@@ -69,12 +70,23 @@ def run(
     metadata = SpecDecodeMetadata.make_dummy(guesses, torch.device("cpu"))
     outputs = [[100 + request] for request in range(len(guesses))]
     processors = LogitsProcessors()
-    runner = SimpleNamespace(
-        input_batch=SimpleNamespace(req_output_token_ids=outputs, logitsprocs=processors)
-    )
+    runner = runner_of(outputs, processors)
     plain = Plain()
-    said = Sampler(plain, runner)(metadata, None, logits, sampling(len(guesses), outputs, **changed))
+    sampler = Sampler(plain, runner, SpeculationConfig())
+    said = sampler(metadata, None, logits, sampling(len(guesses), outputs, **changed))
     return said, plain, outputs
+
+
+def runner_of(outputs: list[list[int]], processors: Any, **params: Any) -> Any:
+    """As much of vLLM's runner as the sampler looks at."""
+    names = [f"request-{place}" for place in range(len(outputs))]
+    settings = SimpleNamespace(**{"extra_args": None, "structured_outputs": None} | params)
+    return SimpleNamespace(
+        input_batch=SimpleNamespace(req_ids=names, req_output_token_ids=outputs, logitsprocs=processors),
+        requests={name: SimpleNamespace(sampling_params=settings) for name in names},
+        _draft_probs=None,
+        _draft_prob_req_ids=None,
+    )
 
 
 GUESSES = [[1, 2, 3], [4], [], [5, 5]]

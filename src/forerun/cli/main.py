@@ -8,7 +8,9 @@ import typer
 
 from forerun.cli.audit import audit
 from forerun.cli.corpus import corpus
+from forerun.cli.doctor import doctor
 from forerun.cli.replay import replay
+from forerun.cli.serve import serve
 from forerun.cli.theory import theory
 
 app = typer.Typer(
@@ -19,7 +21,9 @@ app = typer.Typer(
 )
 app.add_typer(audit, name="audit")
 app.add_typer(corpus, name="corpus")
+app.command()(doctor)
 app.command()(replay)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.command()(theory)
 
 

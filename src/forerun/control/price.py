@@ -25,10 +25,4 @@ def worth(draft: Draft, price: float) -> Draft:
     tokens = 1.0 + np.cumsum(survival) - survival
     cost = 1.0 + price * np.arange(len(draft))
     keep = int(np.argmin(np.append(survival * cost > price * tokens, False)))
-    return Draft(
-        draft.tokens[:keep],
-        draft.parents[:keep],
-        draft.sampled[:keep],
-        source=draft.source[:keep],
-        evidence=draft.evidence[:keep],
-    )
+    return draft.first(keep)

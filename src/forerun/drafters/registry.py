@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Final
 
 from forerun.config import SpeculationConfig
@@ -10,29 +11,75 @@ from forerun.drafters.corpus import Corpus
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError
-from forerun.types import Drafter, RequestView
+from forerun.types import Drafter, RequestView, Verdict
 
-AUTO: Final = "suffix"
-"""Who guesses if nothing is said: it needs no second model, and beat the n-gram tables in every replay."""
+OF_THE_ENGINE: Final = ("grammar", "model")
+"""Drafters that only an engine can be: what a grammar forces, and a model that runs beside the target."""
 
 
-def make_drafter(config: SpeculationConfig, *, chain: bool = False, vocabulary: str | None = None) -> Drafter:
-    """The drafter that a configuration asks for, warmed up: it has compiled what it needs.
+def make_drafters(
+    config: SpeculationConfig, *, chain: bool = False, vocabulary: str | None = None
+) -> dict[str, Drafter]:
+    """The drafters that a configuration names, but for those of the engine, by name and warmed up.
 
     `chain` is for engines that verify no trees. With the fingerprint of the model's vocabulary, corpora of
     another tokenizer are refused.
     """
+    if "auto" in config.drafters:
+        plain = config.model_copy(update={"share_outputs": False, "corpora": ()})
+    else:
+        plain = config
+    return {
+        name: _warm(_maker(name)(plain if name == "ngram" else config, chain, vocabulary))
+        for name in config.names
+        if name not in OF_THE_ENGINE
+    }
+
+
+def make_drafter(config: SpeculationConfig, *, chain: bool = False, vocabulary: str | None = None) -> Drafter:
+    """The drafter that guesses first, for whoever has use for one only."""
     if len(config.drafters) > 1:
-        raise ConfigurationError(f"one drafter at a time can guess; got {', '.join(config.drafters)}")
-    name = AUTO if config.drafters[0] == "auto" else config.drafters[0]
-    if name not in DRAFTERS:
+        raise ConfigurationError(f"one drafter at a time can guess here; got {', '.join(config.drafters)}")
+    drafters = make_drafters(config, chain=chain, vocabulary=vocabulary)
+    if not drafters:
+        raise ConfigurationError(f"{', '.join(config.names)} guesses only inside an engine")
+    return next(iter(drafters.values()))
+
+
+def _warm(drafter: Drafter) -> Drafter:
+    """A drafter that has compiled what it needs: for a text that grows, and for one that was seen before."""
+    for name in ("warm-up", "warm-up again"):
+        for text in ([1, 2, 1, 2], [1, 2, 1, 2, 1]):
+            (draft,) = drafter.propose([RequestView(name, text, num_prompt=2, salt="forerun warm-up")], [4])
+            drafter.learn(name, draft, Verdict((), 1))
+        drafter.forget(name)
+    return drafter
+
+
+Maker = Callable[[SpeculationConfig, bool, str | None], Drafter]
+
+
+def _maker(name: str) -> Maker:
+    """Who makes the drafter of this name; `module:name` is a class or function of the user's own."""
+    if name in DRAFTERS:
+        return DRAFTERS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        known = ", ".join(sorted((*DRAFTERS, *OF_THE_ENGINE)))
         raise ConfigurationError(
-            f"no drafter is called {name!r}; there are auto, {', '.join(sorted(DRAFTERS))}"
+            f"no drafter is called {name!r}; there are auto, {known}, and your own as module:class"
         )
-    drafter = DRAFTERS[name](config, chain, vocabulary)
-    for text in ([1, 2, 1, 2], [1, 2, 1, 2, 1]):
-        drafter.propose([RequestView("warm-up", text)], [4])
-    drafter.forget("warm-up")
+    try:
+        make = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"the drafter {name!r} cannot be imported: {error}") from error
+    return lambda *_: _made(name, make)
+
+
+def _made(name: str, make: Callable[[], object]) -> Drafter:
+    drafter = make()
+    if not isinstance(drafter, Drafter):
+        raise ConfigurationError(f"{name} made a {type(drafter).__name__}: it lacks propose, learn or forget")
     return drafter
 
 
@@ -52,7 +99,7 @@ def _make_ngram(config: SpeculationConfig, *_: object) -> Drafter:
     return NgramDrafter()
 
 
-DRAFTERS: Final[dict[str, Callable[[SpeculationConfig, bool, str | None], Drafter]]] = {
+DRAFTERS: Final[dict[str, Maker]] = {
     "ngram": _make_ngram,
     "suffix": _make_suffix,
 }

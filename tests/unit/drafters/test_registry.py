@@ -8,7 +8,7 @@ import pytest
 from forerun import SpeculationConfig
 from forerun.drafters.corpus_builder import build
 from forerun.drafters.ngram import NgramDrafter
-from forerun.drafters.registry import make_drafter
+from forerun.drafters.registry import make_drafter, make_drafters
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError, VocabularyMismatch
 
@@ -38,8 +38,12 @@ def test_what_is_asked_for_is_what_one_gets(tmp_path: Path) -> None:
     [
         (
             SpeculationConfig(drafters=("sufix",)),
-            "no drafter is called 'sufix'; there are auto, ngram, suffix",
+            "no drafter is called 'sufix'; there are auto, grammar, model, ngram, suffix",
         ),
+        (SpeculationConfig(drafters=("grammar",)), "grammar guesses only inside an engine"),
+        (SpeculationConfig(drafters=("no.such:Thing",)), "cannot be imported: No module named 'no'"),
+        (SpeculationConfig(drafters=("collections:Thing",)), "cannot be imported: .*Thing"),
+        (SpeculationConfig(drafters=("collections:Counter",)), "made a Counter: it lacks propose"),
         (SpeculationConfig(drafters=("ngram", "suffix")), "one drafter at a time"),
         (SpeculationConfig(drafters=("ngram",), share_outputs=True), "own text only"),
     ],
@@ -47,3 +51,23 @@ def test_what_is_asked_for_is_what_one_gets(tmp_path: Path) -> None:
 def test_what_cannot_be_had_is_refused(config: SpeculationConfig, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_drafter(config)
+
+
+def test_everybody_who_is_named_is_made() -> None:
+    made = make_drafters(SpeculationConfig(drafters=("auto", "forerun.drafters.ngram:NgramDrafter")))
+    assert list(made) == ["suffix", "ngram", "forerun.drafters.ngram:NgramDrafter"]
+    shared = make_drafters(SpeculationConfig(share_outputs=True))
+    assert isinstance(shared["suffix"], SuffixDrafter)
+    assert shared["suffix"].store is not None
+
+
+def test_names_come_in_order_and_once() -> None:
+    assert SpeculationConfig().names == ("suffix", "ngram", "grammar")
+    assert SpeculationConfig(drafters=("ngram", "auto"), draft_model="small").names == (
+        "ngram",
+        "suffix",
+        "grammar",
+        "model",
+    )
+    with pytest.raises(ConfigurationError, match="needs a draft_model"):
+        SpeculationConfig(drafters=("model",))

@@ -12,6 +12,7 @@ import pytest
 
 from forerun.engines.vllm import Drafter
 from forerun.engines.vllm.drafter import Rows
+from forerun.engines.vllm.tally import ERRORS
 from forerun.errors import ConfigurationError
 from forerun.types import Draft, RequestView, Verdict
 
@@ -99,7 +100,7 @@ def test_requests_that_ended_are_forgotten() -> None:
     for _ in range(50):
         proposed(drafter, rng.integers(0, VOCAB, (3, 20)).tolist())
     assert len(drafter.rows) == 6
-    assert len(drafter.guesser.drafter._requests) == 6  # type: ignore[attr-defined]
+    assert len(drafter.guesser.drafters["suffix"].drafter._requests) == 6  # type: ignore[attr-defined]
 
 
 def test_twins_have_a_seat_each() -> None:
@@ -132,33 +133,22 @@ class Teachable:
 
 def test_the_drafter_hears_what_became_of_its_guesses() -> None:
     drafter = Drafter(vllm_config())
-    drafter.guesser.drafter = teachable = Teachable([5, 6, 7])
+    drafter.guesser.drafters["suffix"].drafter = teachable = Teachable([5, 6, 7])
     proposed(drafter, [[1, 2]])
     proposed(drafter, [[1, 2, 5, 6, 9]], said=[[5, 6, 9]])
     proposed(drafter, [[1, 2, 5, 6, 9, 4]], said=[[4]])
     assert teachable.heard == [Verdict((0, 1), 9), Verdict((), 4)]
 
 
-def test_tokens_the_model_does_not_know_are_not_guessed() -> None:
-    drafter = Drafter(vllm_config())
-    for guess, expected in (([5, VOCAB, 6], [5]), ([-1, 5], []), ([5, 6], [5, 6])):
-        drafter.guesser.drafter = Teachable(guess)
-        assert proposed(drafter, [[1, 2]]) == [expected]
-
-
 def test_errors_cost_guesses_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Teachable):
-        def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
-            raise RuntimeError("no idea")
-
     drafter = Drafter(vllm_config())
-    drafter.guesser.drafter = Broken([])
-    with caplog.at_level(logging.ERROR):
+    drafter.guesser.drafters["suffix"].drafter = Teachable([VOCAB])
+    with caplog.at_level(logging.ERROR, logger="vllm.forerun"):
         for _ in range(3):
             assert proposed(drafter, [[1, 2], [3, 4]]) == [[], []]
         assert drafter.propose([[1]], np.array([1]), None) == [[]]  # type: ignore[arg-type]
-    assert drafter.guesser.num_errors == 4
-    assert len(caplog.records) == 1
+    assert drafter.guesser.tally.total(ERRORS) == 6
+    assert len(caplog.records) == 2, "the drafter's once, and ours"
 
 
 def test_what_this_hook_cannot_do_is_refused() -> None:

@@ -19,6 +19,9 @@ WANTED: Final = "0.32"
 CALLS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.sample.sampler.Sampler.forward": ("self", "logits", "sampling_metadata"),
     "vllm.v1.sample.sampler.Sampler.greedy_sample": ("logits",),
+    "vllm.v1.sample.sampler.Sampler.apply_logits_processors": ("self", "logits", "sampling_metadata"),
+    "vllm.v1.sample.sampler.Sampler.apply_temperature": ("logits", "temp", "all_random"),
+    "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p": ("logits", "k", "p"),
     "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": (
         "self",
         "metadata",
@@ -30,6 +33,14 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.worker.gpu_worker.Worker.init_device": ("self",),
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner._sample": ("self", "logits", "spec_decode_metadata"),
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync": ("self", "scheduler_output"),
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner._get_spec_decode_draft_probs": (
+        "self",
+        "spec_decode_metadata",
+    ),
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner.execute_model": ("self", "scheduler_output"),
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner.propose_draft_token_ids": ("self", "scheduler_output"),
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner.take_draft_token_ids": ("self",),
+    "vllm.v1.worker.gpu_model_runner.build_logitsprocs": ("vllm_config",),
     "vllm.v1.sample.logits_processor.interface.LogitsProcessor.update_state": ("self", "batch_update"),
     "vllm.v1.spec_decode.custom_class_proposer.create_custom_proposer": ("vllm_config",),
     "vllm.v1.core.sched.scheduler.Scheduler.schedule": ("self",),
@@ -38,14 +49,22 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
         "scheduler_output",
         "model_runner_output",
     ),
+    "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": ("self", "draft_token_ids"),
     "vllm.v1.core.sched.scheduler.Scheduler._free_request": ("self", "request"),
     "vllm.v1.structured_output.StructuredOutputManager.validate_tokens": ("self", "request"),
+    "vllm.v1.engine.input_processor.InputProcessor.__init__": ("self", "vllm_config"),
+    "vllm.v1.engine.input_processor.InputProcessor._validate_params": ("self", "params"),
+    "vllm.v1.metrics.prometheus.get_prometheus_registry": (),
 }
 """Functions and how their parameters begin."""
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.sample.metadata.SamplingMetadata": (
+        "temperature",
         "all_greedy",
+        "all_random",
+        "top_p",
+        "top_k",
         "generators",
         "max_num_logprobs",
         "no_penalties",
@@ -58,10 +77,37 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.spec_decode.metadata.SpecDecodeMetadata": ("draft_token_ids", "num_draft_tokens"),
     "vllm.v1.outputs.LogprobsTensors": ("logprob_token_ids", "logprobs", "selected_token_ranks"),
     "vllm.v1.outputs.ModelRunnerOutput": ("req_id_to_index", "sampled_token_ids"),
-    "vllm.v1.core.sched.output.SchedulerOutput": ("num_scheduled_tokens",),
+    "vllm.v1.outputs.DraftTokenIds": ("req_ids", "draft_token_ids"),
+    "vllm.v1.core.sched.output.SchedulerOutput": (
+        "num_scheduled_tokens",
+        "scheduled_spec_decode_tokens",
+        "num_spec_tokens_to_schedule",
+    ),
+    "vllm.v1.structured_output.backend_xgrammar.XgrammarGrammar": ("matcher", "vocab_size"),
     "vllm.v1.outputs.SamplerOutput": ("sampled_token_ids", "logprobs_tensors"),
 }
 """Classes and the fields that we read or fill."""
+
+ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner": (
+        "sampler",
+        "rejection_sampler",
+        "input_batch",
+        "requests",
+        "discard_request_mask",
+        "_draft_probs",
+        "_draft_prob_req_ids",
+    ),
+    "vllm.v1.core.sched.scheduler.Scheduler": (
+        "running",
+        "requests",
+        "max_model_len",
+        "structured_output_manager",
+    ),
+    "vllm.v1.structured_output.StructuredOutputManager": ("tokenizer", "reasoner_cls", "enable_in_reasoning"),
+    "vllm.v1.engine.input_processor.InputProcessor": ("speculative_config",),
+}
+"""Classes and what their instances have, as far as their source says so."""
 
 
 def check() -> None:
@@ -70,6 +116,7 @@ def check() -> None:
     missing = [] if found.startswith(f"{WANTED}.") or found == WANTED else [f"it is version {found}"]
     missing += [fault for path, names in CALLS.items() for fault in _call_faults(path, names)]
     missing += [fault for path, names in FIELDS.items() for fault in _field_faults(path, names)]
+    missing += [fault for path, names in ATTRIBUTES.items() for fault in _attribute_faults(path, names)]
     if missing:
         raise UnsupportedEngine(
             f"forerun works inside vLLM {WANTED}, and the one installed is different: {'; '.join(missing)}"
@@ -115,3 +162,11 @@ def _field_faults(path: str, names: tuple[str, ...]) -> list[str]:
         {field.name for field in fields(kind)} if is_dataclass(kind) else set(getattr(kind, "_fields", ()))
     )
     return [f"{path} has no {name}" for name in names if name not in known]
+
+
+def _attribute_faults(path: str, names: tuple[str, ...]) -> list[str]:
+    kind = _find(path)
+    if kind is None:
+        return [f"{path} is not there"]
+    source = inspect.getsource(kind)
+    return [f"{path} has no {name}" for name in names if f"self.{name}" not in source]

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.engines.vllm.guesser import Guesser
+from forerun.engines.vllm.watched import logger
 from forerun.errors import ConfigurationError
 from forerun.types import RequestView
 
@@ -63,7 +64,7 @@ class Drafter:
         try:
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
-            self.guesser.count_error()
+            logger.exception("forerun could not tell whose rows these are; decoding goes on without guesses")
             return [[] for _ in sampled_token_ids]
 
     def _propose(
@@ -78,7 +79,7 @@ class Drafter:
             self.guesser.hear(seat.name, sampled_token_ids[row])
         views = [RequestView(seat.name, text) for seat, text in zip(seats, texts, strict=True)]
         found = self.guesser.guess(views, [self.guesser.most_guesses] * len(views))
-        guesses = dict(zip(speaking, found, strict=True))
+        guesses = {row: offer.tokens for row, offer in zip(speaking, found, strict=True)}
         return [guesses.get(row, []) for row in range(len(sampled_token_ids))]
 
 

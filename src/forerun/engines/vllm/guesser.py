@@ -1,18 +1,45 @@
-"""Guessing for an engine: a drafter whose errors cost guesses and nothing else."""
+"""Guessing for an engine: who guesses for which request, and what became of it."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.config import SpeculationConfig
 from forerun.control.price import TYPICAL, worth
 from forerun.drafters.documents import load_tokenizer, vocabulary_of
-from forerun.drafters.registry import make_drafter
+from forerun.drafters.registry import make_drafters
+from forerun.drafters.tree import SURVIVAL
+from forerun.engines.vllm.launch import settings_of
+from forerun.engines.vllm.tally import Tally
+from forerun.engines.vllm.watched import NOTHING, Watched
 from forerun.types import Draft, RequestView, Verdict
 
-logger = logging.getLogger("forerun.vllm")
+
+@dataclass(slots=True)
+class Offer:
+    """What a request is offered in a step: tokens, who guessed each, and the draft they came from."""
+
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    draft: Draft = NOTHING
+
+    @property
+    def expected(self) -> float:
+        """How many of the tokens will stand, by the drafter's own estimate."""
+        if self.draft.evidence is None:
+            return 0.0
+        return float(self.draft.evidence[:, SURVIVAL].sum())
+
+    def extend(self, tokens: Sequence[int], source: str) -> None:
+        """Offer more tokens after these."""
+        self.tokens.extend(tokens)
+        self.sources.extend([source] * len(tokens))
+
+    def cut(self, num_tokens: int) -> None:
+        """Offer no more than the first so many."""
+        del self.tokens[num_tokens:]
+        del self.sources[num_tokens:]
 
 
 class Guesser:
@@ -22,58 +49,66 @@ class Guesser:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        self.config = SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
-        self.most_guesses = min(vllm_config.speculative_config.num_speculative_tokens, self.config.max_draft)
-        self.vocab_size = vllm_config.model_config.get_vocab_size()
+        self.config = settings_of(vllm_config)
+        self.most_guesses: int = min(
+            vllm_config.speculative_config.num_speculative_tokens, self.config.max_draft
+        )
+        self.names = self.config.names
+        self.tally = Tally(self.names, vllm_config.speculative_config.num_speculative_tokens)
+        vocab_size = vllm_config.model_config.get_vocab_size()
         tokenizer = vllm_config.model_config.tokenizer
         vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if self.config.corpora else None
-        self.drafter = make_drafter(self.config, chain=True, vocabulary=vocabulary)
-        self.num_errors = 0
-        self._drafts: dict[str, Draft] = {}
+        self.drafters = {
+            name: Watched(name, drafter, self.tally, vocab_size)
+            for name, drafter in make_drafters(self.config, chain=True, vocabulary=vocabulary).items()
+        }
+        self._first = next(iter(self.drafters), None)
+        self._offers: dict[str, Offer] = {}
+        self._known: dict[str, set[str]] = {}
 
-    def guess(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[list[int]]:
-        """Guesses for every view, at most its budget; none at all where anything goes wrong."""
-        try:
-            most = [min(budget, self.most_guesses) for budget in budgets]
-            drafts = self.drafter.propose(views, most)
-            guesses = []
-            for view, budget, draft in zip(views, most, drafts, strict=True):
-                kept = self._drafts[view.id] = worth(draft, TYPICAL)
-                guesses.append(self._known(kept.tokens.tolist())[: max(budget, 0)])
-            return guesses
-        except Exception:
-            self.count_error()
-            return [[] for _ in views]
+    def guess(
+        self,
+        views: Sequence[RequestView],
+        budgets: Sequence[int],
+        wanted: Sequence[str | None] | None = None,
+    ) -> list[Offer]:
+        """An offer for every view, of at most its budget, from the drafter that it wants.
 
-    def hear(self, name: str, said: Sequence[int]) -> None:
-        """Tell the drafter what became of its last draft for a request."""
-        draft = self._drafts.pop(name, None)
-        if draft is not None and len(draft) and len(said):
+        None wants whoever guesses first. The offers count as made: `hear` tells what became of them.
+        """
+        offers = [Offer() for _ in views]
+        names = [self._first if each is None else each for each in wanted or [None] * len(views)]
+        for name, watched in self.drafters.items():
+            mine = [place for place, each in enumerate(names) if each == name]
+            drafts = watched.propose(
+                [views[place] for place in mine], [min(budgets[place], self.most_guesses) for place in mine]
+            )
+            for place, draft in zip(mine, drafts, strict=True):
+                kept = worth(draft, TYPICAL)
+                offers[place] = Offer(kept.tokens.tolist(), [name] * len(kept), kept)
+                self._known.setdefault(views[place].id, set()).add(name)
+        self._offers |= zip((view.id for view in views), offers, strict=True)
+        return offers
+
+    def hear(self, name: str, said: Sequence[int], num_checked: int | None = None) -> None:
+        """A request said these tokens; of its offer so many were checked, or all."""
+        offer = self._offers.pop(name, None)
+        if offer is None or not len(said):
+            return
+        sources = offer.sources[:num_checked]
+        self.tally.step(sources, len(said))
+        if len(offer.draft) and sources and sources[0] in self.drafters:
+            draft = offer.draft.first(len(sources))
             num_kept = min(len(said) - 1, len(draft))
-            try:
-                self.drafter.learn(name, draft, Verdict(tuple(range(num_kept)), said[-1]))
-            except Exception:
-                self.count_error()
+            self.drafters[sources[0]].learn(name, draft, Verdict(tuple(range(num_kept)), said[-1]))
+
+    @property
+    def known(self) -> set[str]:
+        """The requests that anything is remembered of."""
+        return self._offers.keys() | self._known.keys()
 
     def forget(self, name: str, view: RequestView | None = None) -> None:
-        """A request is over; with a view, the drafter sees the end of its text first."""
-        self._drafts.pop(name, None)
-        try:
-            if view is not None:
-                self.drafter.propose([view], [0])
-            self.drafter.forget(name)
-        except Exception:
-            self.count_error()
-
-    def _known(self, tokens: list[int]) -> list[int]:
-        """Guesses up to the first that the model does not know."""
-        for place, token in enumerate(tokens):
-            if not 0 <= token < self.vocab_size:
-                return tokens[:place]
-        return tokens
-
-    def count_error(self) -> None:
-        """Say it once, with the traceback, and count it."""
-        self.num_errors += 1
-        if self.num_errors == 1:
-            logger.exception("guessing failed; decoding goes on without, and later errors are only counted")
+        """A request is over; with a view, whoever guessed for it sees the end of its text first."""
+        self._offers.pop(name, None)
+        for who in self._known.pop(name, ()):
+            self.drafters[who].forget(name, view)

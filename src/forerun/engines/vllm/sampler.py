@@ -23,17 +23,31 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
+from forerun.config import SpeculationConfig
+from forerun.engines.vllm.judging import Judged, is_distribution, judge, weights
+from forerun.engines.vllm.plan import Plan
+
+_GREEDY = 1e-5
+"""Below this temperature vLLM takes the likeliest token."""
+
 NOTHING = -1
 """What vLLM puts where a request says less than others."""
 
 
 class Sampler(torch.nn.Module):
-    """Takes the place of vLLM's rejection sampler, for guesses that were chosen and not drawn from a q."""
+    """Takes the place of vLLM's rejection sampler.
 
-    def __init__(self, plain: Any, runner: Any) -> None:
+    Guesses that were chosen, and all guesses for requests with a seed, a grammar or logprobs, are followed.
+    Guesses that the draft model drew are judged against its q, and so are requests that allow lenience: for
+    them plain sampling is asked for its distribution instead of a token.
+    """
+
+    def __init__(self, plain: Any, runner: Any, config: SpeculationConfig) -> None:
         super().__init__()
         self.plain = plain
         self.runner = runner
+        self.config = config
+        self.plan = Plan()
 
     def forward(
         self,
@@ -44,18 +58,20 @@ class Sampler(torch.nn.Module):
     ) -> SamplerOutput:
         """What every request says, up to the first token that was not guessed: [requests, depth + 1].
 
-        `draft_probs` is not looked at: following is lossless for guesses from anywhere.
+        `draft_probs` is not looked at: it has no place for guesses from elsewhere. The runner keeps q.
         """
         del draft_probs
         guesses = _split(metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
-        if _is_plain_greedy(sampling_metadata):
+        judged = self._judged(guesses, sampling_metadata)
+        if not judged and _is_plain_greedy(sampling_metadata):
             rows = self.plain.greedy_sample(logits.to(torch.float32)).tolist()
             return _follow_rows(guesses, rows, metadata.max_spec_len, logits.device)
-        return self._follow_positions(guesses, metadata.max_spec_len, logits, sampling_metadata)
+        return self._walk(guesses, judged, metadata.max_spec_len, logits, sampling_metadata)
 
-    def _follow_positions(
+    def _walk(
         self,
         guesses: Sequence[Sequence[int]],
+        judged: dict[int, Judged],
         deepest: int,
         logits: torch.Tensor,
         sampling: SamplingMetadata,
@@ -67,22 +83,27 @@ class Sampler(torch.nn.Module):
         logprobs: list[LogprobsTensors] = []
         with self._counting_as_said(said) as update:
             for position in range(deepest + 1):
-                rows = starts + torch.tensor([min(position, len(guess)) for guess in guesses])
-                generators = {at: gen for at, gen in sampling.generators.items() if at in alive}
-                output = self.plain(logits[rows.to(logits.device)], replace(sampling, generators=generators))
+                ahead = torch.tensor([min(position, len(guess)) for guess in guesses])
+                rows = logits[(starts + ahead).to(logits.device)]
+                waiting = {place: judged[place] for place in alive if place in judged}
+                p = weights(self.plain, rows.clone(), sampling) if waiting else rows
+                generators = {place: gen for place, gen in sampling.generators.items() if place in alive}
+                output = self.plain(rows, replace(sampling, generators=generators))
                 tokens = output.sampled_token_ids[:, 0].tolist()
-                for request in alive:
-                    said[request].append(tokens[request])
+                for place, each in waiting.items():
+                    tokens[place] = each.see(position, p[place], tokens[place])
+                for place in alive:
+                    said[place].append(tokens[place])
                 if output.logprobs_tensors is not None:
                     logprobs.append(output.logprobs_tensors)
                 alive = [
-                    request
-                    for request in alive
-                    if position < len(guesses[request]) and tokens[request] == guesses[request][position]
+                    place for place in alive if guesses[place][position : position + 1] == said[place][-1:]
                 ]
                 if not alive:
                     break
                 update(alive)
+        for place, tokens in zip(judged, judge([*judged.values()], self.config.verifier), strict=True):
+            said[place] = tokens
         return SamplerOutput(
             sampled_token_ids=_padded(said, deepest + 1, logits.device),
             logprobs_tensors=_stacked(logprobs, deepest + 1) if logprobs else None,
@@ -111,6 +132,41 @@ class Sampler(torch.nn.Module):
             for output, length in zip(outputs, lengths, strict=True):
                 if output is not None:
                     del output[length:]
+
+    def _judged(self, guesses: Sequence[Sequence[int]], sampling: SamplingMetadata) -> dict[int, Judged]:
+        """The requests that are not followed."""
+        if sampling.max_num_logprobs is not None or sampling.logprob_token_ids:
+            return {}
+        judged = {}
+        for place, guess in enumerate(guesses):
+            if guess:
+                name = self.runner.input_batch.req_ids[place]
+                q, lenience = self._q(name, len(guess)), self._lenience(name)
+                greedy = sampling.all_greedy or float(sampling.temperature[place]) < _GREEDY
+                followed = greedy or place in sampling.generators or self._is_constrained(name)
+                if lenience < 1:
+                    judged[place] = Judged(guess, None if followed else q, greedy, lenience)
+                elif q is not None and not followed:
+                    judged[place] = Judged(guess, q, greedy, lenience)
+        return judged
+
+    def _q(self, name: str, num_guesses: int) -> torch.Tensor | None:
+        """What a request's guesses were drawn from, if the draft model drew them."""
+        runner = self.runner
+        if name not in self.plan.drawn or runner._draft_probs is None:
+            return None
+        if name not in runner._draft_prob_req_ids:
+            return None
+        q = runner._draft_probs[runner._draft_prob_req_ids.index(name), :num_guesses]
+        return q if len(q) == num_guesses and is_distribution(q) else None
+
+    def _lenience(self, name: str) -> float:
+        asked = (self.runner.requests[name].sampling_params.extra_args or {}).get("forerun_lenience")
+        return self.config.lenience if asked is None else float(asked)
+
+    def _is_constrained(self, name: str) -> bool:
+        """Whether a grammar may have cut the guesses short by their values."""
+        return self.runner.requests[name].sampling_params.structured_outputs is not None
 
 
 def _is_plain_greedy(sampling: SamplingMetadata) -> bool:

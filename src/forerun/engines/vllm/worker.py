@@ -1,18 +1,26 @@
-"""vLLM's workers with our sampler in them. `worker_cls` takes the path of one of these classes.
+"""vLLM's workers with our sampler in them. `worker_cls` takes the path of `Worker`.
 
 The CUDA worker has never been run: no GPU was at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from functools import wraps
 from typing import Any
 
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker as StockCPUWorker
-from vllm.v1.worker.gpu_worker import Worker as StockWorker
+from vllm.v1.worker.gpu_worker import Worker as StockCUDAWorker
 
 from forerun.engines.vllm.contract import check
+from forerun.engines.vllm.launch import settings_of
+from forerun.engines.vllm.plan import plan_of
 from forerun.engines.vllm.sampler import Sampler
 
 
@@ -22,10 +30,16 @@ def install(runner: Any) -> None:
     Also keeps the generators of requests that are still reading their prompt out of sampling. vLLM draws
     for them, drops the token and turns the generator back, which a generator on a CPU cannot do.
     """
-    if getattr(runner, "rejection_sampler", None) is not None:
-        runner.rejection_sampler = Sampler(runner.sampler, runner)
     for name in ("_sample", "_bookkeeping_sync"):
         setattr(runner, name, _without_readers(runner, getattr(runner, name)))
+    if getattr(runner, "rejection_sampler", None) is None:
+        return
+    sampler = Sampler(runner.sampler, runner, settings_of(runner.vllm_config))
+    runner.rejection_sampler = sampler
+    runner._get_spec_decode_draft_probs = lambda _: None  # its rows have no place for guesses from elsewhere
+    _hear_plans(runner, sampler)
+    if runner.speculative_config.uses_draft_model():
+        _time_drafts(runner)
 
 
 def _without_readers(runner: Any, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,21 +58,92 @@ def _without_readers(runner: Any, step: Callable[..., Any]) -> Callable[..., Any
     return wrapped
 
 
+def _hear_plans(runner: Any, sampler: Sampler) -> None:
+    """Let the sampler know what the scheduler planned with every step."""
+    execute = runner.execute_model
+
+    @wraps(execute)
+    def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        sampler.plan = plan_of(scheduler_output)
+        return execute(scheduler_output, *args, **kwargs)
+
+    runner.execute_model = execute_model
+
+
+def _time_drafts(runner: Any) -> None:
+    """Tell the scheduler how long the draft model takes, and leave it alone where nobody wants it.
+
+    vLLM runs it even to draw nothing, so that its cache stays complete; but a request that does not want
+    the draft model never will.
+    """
+    propose, take = runner.propose_draft_token_ids, runner.take_draft_token_ids
+    seconds = 0.0
+
+    @wraps(propose)
+    def propose_draft_token_ids(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal seconds
+        if scheduler_output.num_spec_tokens_to_schedule == 0:
+            seconds = 0.0
+            runner._draft_probs = runner._draft_prob_req_ids = None
+            return torch.empty(runner.input_batch.num_reqs, 0, dtype=torch.int64, device=runner.device)
+        began = time.perf_counter()
+        drafts = propose(scheduler_output, *args, **kwargs)
+        seconds = time.perf_counter() - began
+        return drafts
+
+    @wraps(take)
+    def take_draft_token_ids() -> Any:
+        drafts = take()
+        if drafts is not None:
+            drafts.seconds = seconds
+        return drafts
+
+    runner.propose_draft_token_ids = propose_draft_token_ids
+    runner.take_draft_token_ids = take_draft_token_ids
+
+
+@contextmanager
+def _all_processors() -> Iterator[None]:
+    """While this lasts, runners are made with all of vLLM's logits processors.
+
+    With speculation vLLM leaves out min-p, biases and the user's own: its rejection sampler cannot apply
+    them. Ours asks plain sampling, which does.
+    """
+    build = gpu_model_runner.build_logitsprocs
+
+    def build_all(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        without = copy(vllm_config)
+        without.speculative_config = None
+        return build(without, *args, **kwargs)
+
+    gpu_model_runner.build_logitsprocs = build_all
+    try:
+        yield
+    finally:
+        gpu_model_runner.build_logitsprocs = build
+
+
 class CPUWorker(StockCPUWorker):  # type: ignore[misc]
     """The worker for CPUs."""
 
     def init_device(self) -> None:
         """As vLLM does it, then with our sampler."""
         check()
-        super().init_device()
+        with _all_processors():
+            super().init_device()
         install(self.model_runner)
 
 
-class CUDAWorker(StockWorker):  # type: ignore[misc]
+class CUDAWorker(StockCUDAWorker):  # type: ignore[misc]
     """The worker for GPUs. Never run."""
 
     def init_device(self) -> None:
         """As vLLM does it, then with our sampler."""
         check()
-        super().init_device()
+        with _all_processors():
+            super().init_device()
         install(self.model_runner)
+
+
+Worker = CPUWorker if current_platform.is_cpu() else CUDAWorker
+"""The worker for this machine."""

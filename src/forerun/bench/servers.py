@@ -1,0 +1,110 @@
+"""Servers on loopback, started to be measured or compared, and stopped again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from forerun.errors import ServerFailed
+
+_TAIL: Final = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers, and where its log is."""
+
+    url: str
+    log: Path
+
+    @property
+    def v1(self) -> str:
+        """What an OpenAI client takes for its base."""
+        return f"{self.url}/v1"
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    patience: float = 300.0,
+) -> Iterator[Server]:
+    """Run a command that serves on the `--port` it is told, wait until it is healthy, and stop it at last."""
+    port = _free_port()
+    with (
+        log.open("w") as output,
+        subprocess.Popen(  # noqa: S603
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            server = Server(f"http://127.0.0.1:{port}", log)
+            _wait_until_healthy(server, process, patience)
+            yield server
+        finally:
+            _stop(process)
+
+
+def vllm_command(model: str | Path, *flags: str) -> list[str]:
+    """Stock vLLM's `serve`, in this environment."""
+    return [sys.executable, "-m", "forerun.engines.vllm", "serve", str(model), *flags]
+
+
+def forerun_command(model: str | Path, *flags: str) -> list[str]:
+    """`forerun serve`, in this environment."""
+    return [sys.executable, "-m", "forerun.cli", "serve", str(model), *flags]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended with {process.returncode}:\n{_tail(server.log)}")
+        try:
+            if httpx.get(f"{server.url}/health", timeout=2.0).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.25)
+    raise ServerFailed(f"the server did not answer in {patience:.0f} s:\n{_tail(server.log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-_TAIL:]
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, then end it, with everything it started."""
+    for how, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
+        try:
+            os.killpg(process.pid, how)
+            process.wait(timeout=patience)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue

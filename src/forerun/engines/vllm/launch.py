@@ -1,0 +1,100 @@
+"""From our configuration to the arguments vLLM takes, for `vllm.LLM` and as flags for `vllm serve`, and back.
+
+This module imports neither vllm nor anything that compiles: every process of vLLM's reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from forerun.config import SpeculationConfig
+from forerun.errors import ConfigurationError
+
+SCHEDULER: Final = "forerun.engines.vllm.scheduler.Scheduler"
+WORKER: Final = "forerun.engines.vllm.worker.Worker"
+
+CHAIN: Final = 24
+"""The most guesses in a chain; longer ones gained nothing in any replay, and vLLM sets memory aside."""
+
+_OURS: Final = {
+    "--speculative-config": "--draft-model, --drafter or --speculation",
+    "--scheduler-cls": "nothing: forerun's scheduler is what guesses",
+    "--worker-cls": "nothing: forerun's worker is what keeps the words",
+}
+
+
+def engine_arguments(
+    config: SpeculationConfig, additional_config: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The arguments of `vllm.LLM` that make it speculate as a configuration says, on any platform."""
+    settings = config.model_dump(mode="json", exclude_defaults=True)
+    guesses = max(1, min(config.max_draft, CHAIN))
+    drafts: dict[str, Any] = {"method": "custom_class", "model": "forerun.engines.vllm.Nobody"}
+    if config.draft_model is not None:
+        drafts = {
+            "method": "draft_model",
+            "model": config.draft_model,
+            "draft_sample_method": "probabilistic",
+        }
+    return {
+        "speculative_config": {**drafts, "num_speculative_tokens": guesses},
+        "scheduler_cls": SCHEDULER,
+        "worker_cls": WORKER,
+        "additional_config": {**(additional_config or {}), "forerun": settings},
+    }
+
+
+def settings_of(vllm_config: Any) -> SpeculationConfig:
+    """Our configuration, as it came with vLLM's."""
+    return SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
+
+
+def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:
+    """The flags of `vllm serve`: those given, and ours. Flags that are ours to set are refused."""
+    given = _split_equals(given)
+    for flag, instead in _OURS.items():
+        if flag in given:
+            raise ConfigurationError(f"{flag} is set by forerun serve; use {instead}")
+    rest, additional = _without(given, "--additional-config")
+    arguments = engine_arguments(config, _object("--additional-config", additional))
+    flags = list(rest)
+    if "--per-request-spec-decode-metrics" not in given:
+        flags += ["--per-request-spec-decode-metrics", "summary"]
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        flags += [f"--{name.replace('_', '-')}", text]
+    return flags
+
+
+def _split_equals(given: Sequence[str]) -> list[str]:
+    """Flags and their values apart, and flags as vLLM spells them."""
+    parts: list[str] = []
+    for each in given:
+        flag, equals, value = each.partition("=")
+        if each.startswith("--") and equals:
+            parts += [flag.replace("_", "-"), value]
+        else:
+            parts.append(each.replace("_", "-") if each.startswith("--") else each)
+    return parts
+
+
+def _without(given: list[str], flag: str) -> tuple[list[str], str | None]:
+    """The flags but for one, and the value of that one."""
+    if flag not in given:
+        return given, None
+    place = given.index(flag)
+    if place + 1 == len(given):
+        raise ConfigurationError(f"{flag} came without its value")
+    return given[:place] + given[place + 2 :], given[place + 1]
+
+
+def _object(flag: str, text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{flag} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{flag} must be a JSON object; got {text}")
+    return value

@@ -1,0 +1,108 @@
+"""What vLLM loads in every one of its processes, through its entry points for plugins.
+
+In the web server, and only for a vLLM that runs with our scheduler: what a request asks of speculation is
+checked, min-p and biases are let through, and our counts stand beside vLLM's. Elsewhere nothing is touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import wraps
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.metrics import prometheus
+
+from forerun.engines.vllm.launch import SCHEDULER, settings_of
+from forerun.engines.vllm.metrics import Collector
+from forerun.engines.vllm.wishes import Wishes
+from forerun.errors import InvalidRequest
+
+_instances: set[str] = set()
+"""The vLLMs with our scheduler that this process is the front end of."""
+
+
+def register() -> None:
+    """Called by vLLM, possibly more than once."""
+    _mend_llvmlite()
+    if getattr(InputProcessor, "_forerun", False):
+        return
+    InputProcessor._forerun = True
+    InputProcessor.__init__ = _knowing(InputProcessor.__init__)
+    InputProcessor._validate_params = _checking(InputProcessor._validate_params)
+    counting = _counting(prometheus.get_prometheus_registry)
+    for name in ("vllm.v1.metrics.prometheus", "vllm.entrypoints.serve.instrumentator.metrics"):
+        if name in sys.modules:
+            sys.modules[name].get_prometheus_registry = counting  # type: ignore[attr-defined]
+
+
+def _is_ours(vllm_config: Any) -> bool:
+    """Whether a vLLM runs with our scheduler."""
+    chosen = vllm_config.scheduler_config.scheduler_cls
+    return chosen == SCHEDULER if isinstance(chosen, str) else _path(chosen) == SCHEDULER
+
+
+def _path(kind: Any) -> str:
+    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
+
+
+def _knowing(stock: Any) -> Any:
+    """Processors of requests that know who can guess, and that refuse nothing because of speculation."""
+
+    @wraps(stock)
+    def make(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, vllm_config, *args, **kwargs)
+        self._forerun_drafters = None
+        if _is_ours(vllm_config):
+            self._forerun_drafters = settings_of(vllm_config).names
+            self.speculative_config = None
+            _instances.add(vllm_config.instance_id)
+
+    return make
+
+
+def _checking(stock: Any) -> Any:
+    """The check of a request's settings; what it asks of us in vain is told to whoever sent it."""
+
+    @wraps(stock)
+    def validate(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._forerun_drafters is not None:
+            try:
+                Wishes.of(getattr(params, "extra_args", None), self._forerun_drafters)
+            except InvalidRequest as error:
+                raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
+        return stock(self, params, *args, **kwargs)
+
+    return validate
+
+
+def _counting(stock: Any) -> Any:
+    """What the web server's metrics are read from, with our counts in it."""
+
+    @wraps(stock)
+    def registry() -> Any:
+        found = stock()
+        if not any(isinstance(each, Collector) for each in found._collector_to_names):
+            found.register(Collector(_instances))
+        return found
+
+    return registry
+
+
+def _mend_llvmlite() -> None:
+    """Keep vLLM's search for kernels, which reads `__dict__` of everything there is, from falling over
+    llvmlite's library, which has a function for every name. It would, once numba is imported.
+    """
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    stock = getattr(getattr(ffi, "_lib_wrapper", None), "__getattr__", None)
+    if stock is None or hasattr(stock, "__wrapped__"):
+        return
+
+    @wraps(stock)
+    def find(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return stock(self, name)
+
+    ffi._lib_wrapper.__getattr__ = find  # type: ignore[union-attr]

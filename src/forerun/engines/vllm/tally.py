@@ -1,0 +1,135 @@
+"""What speculation did, counted: by drafter, and by how far ahead a guess was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, product
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from forerun.engines.vllm.counters import Series, Values, share
+
+STEPS: Final = "forerun:request_steps"
+PLAIN: Final = "forerun:plain_request_steps"
+TOKENS: Final = "forerun:tokens"
+KNOWN: Final = "forerun:known_requests"
+PROPOSED: Final = "forerun:proposed_tokens"
+ACCEPTED: Final = "forerun:accepted_tokens"
+SECONDS: Final = "forerun:draft_seconds"
+ERRORS: Final = "forerun:drafter_errors"
+
+HELP: Final = {
+    STEPS: "Steps of decoding, counted once for every request that took part.",
+    PLAIN: "Those of them that had no guess to check.",
+    TOKENS: "Tokens that were said in them.",
+    KNOWN: "Requests that somebody remembers something of, now.",
+    PROPOSED: "Guesses that the model checked, by drafter and by depth.",
+    ACCEPTED: "Guesses that stood, by drafter and by depth.",
+    SECONDS: "Time spent guessing, by drafter.",
+    ERRORS: "Errors in guessing, by drafter; each costs guesses, never an answer.",
+}
+
+
+class Tally:
+    """Counts for some drafters that guess at most so many tokens ahead."""
+
+    def __init__(self, drafters: Sequence[str], most_guesses: int) -> None:
+        self.drafters = tuple(drafters)
+        depths = [str(depth) for depth in range(1, most_guesses + 1)]
+        self.series: list[Series] = [
+            *((name, ()) for name in (STEPS, PLAIN, TOKENS, KNOWN)),
+            *((name, (("drafter", who),)) for name, who in product((SECONDS, ERRORS), self.drafters)),
+            *(
+                (name, (("drafter", who), ("depth", depth)))
+                for name, who, depth in product((PROPOSED, ACCEPTED), self.drafters, depths)
+            ),
+        ]
+        self.values: Values = np.zeros(len(self.series))
+        self._places = {each: place for place, each in enumerate(self.series)}
+        self._rows = {  # where the counts by depth begin
+            (name, who): self._places[name, (("drafter", who), ("depth", "1"))]
+            for name, who in product((PROPOSED, ACCEPTED), self.drafters if most_guesses else ())
+        }
+
+    def publish(self, file: Path) -> None:
+        """From now on count where others can read it."""
+        before = self.values
+        self.values = share(file, self.series)
+        self.values += before
+
+    def step(self, sources: Sequence[str], num_said: int) -> None:
+        """A request checked guesses of these drafters, and said so many tokens."""
+        self._add(STEPS, 1)
+        self._add(TOKENS, num_said)
+        if not sources:
+            self._add(PLAIN, 1)
+        first = 0
+        for who, group in groupby(sources):
+            last = first + len(list(group))
+            kept = max(first, min(last, num_said - 1))
+            proposed, accepted = self._rows[PROPOSED, who], self._rows[ACCEPTED, who]
+            self.values[proposed + first : proposed + last] += 1
+            self.values[accepted + first : accepted + kept] += 1
+            first = last
+
+    def spent(self, drafter: str, seconds: float) -> None:
+        """A drafter took so long."""
+        self._add(SECONDS, seconds, drafter)
+
+    def error(self, drafter: str) -> None:
+        """A drafter failed."""
+        self._add(ERRORS, 1, drafter)
+
+    def known(self, num_requests: int) -> None:
+        """So many requests are remembered now."""
+        self.values[self._places[KNOWN, ()]] = num_requests
+
+    def total(self, name: str, drafter: str | None = None) -> float:
+        """A count, summed over depths."""
+        return float(
+            sum(
+                value
+                for (each, labels), value in zip(self.series, self.values.tolist(), strict=True)
+                if each == name and (drafter is None or ("drafter", drafter) in labels)
+            )
+        )
+
+    def _add(self, name: str, amount: float, drafter: str | None = None) -> None:
+        self.values[self._places[name, () if drafter is None else (("drafter", drafter),)]] += amount
+
+
+class Minutes:
+    """A line a minute about what a tally counted since the last one."""
+
+    def __init__(self, tally: Tally, now: float, every: float = 60.0) -> None:
+        self.tally = tally
+        self.every = every
+        self._began = now
+        self._before = tally.values.copy()
+
+    def line(self, now: float) -> str | None:
+        """What to say, if it is time and anything happened."""
+        if now - self._began < self.every:
+            return None
+        since = Tally(self.tally.drafters, 0)
+        since.series, since.values = self.tally.series, self.tally.values - self._before
+        self._began, self._before = now, self.tally.values.copy()
+        return summary(since) if since.total(STEPS) else None
+
+
+def summary(tally: Tally) -> str:
+    """One line: tokens per step, acceptance of each drafter that guessed, how many steps were plain."""
+    steps = tally.total(STEPS)
+    parts = [
+        f"{tally.total(TOKENS) / steps:.2f} tokens per step",
+        f"{tally.total(PLAIN) / steps:.0%} of steps plain",
+    ]
+    for who in tally.drafters:
+        proposed, accepted = tally.total(PROPOSED, who), tally.total(ACCEPTED, who)
+        if proposed:
+            parts.append(f"{who}: {accepted:.0f} of {proposed:.0f} guesses stood ({accepted / proposed:.0%})")
+        if errors := tally.total(ERRORS, who):
+            parts.append(f"{who}: {errors:.0f} errors")
+    return "; ".join(parts)

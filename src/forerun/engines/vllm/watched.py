@@ -1,0 +1,112 @@
+"""A drafter that is watched: whatever it does, the worst is that nobody guesses.
+
+Errors are counted and logged once. A drafter that took very long is not asked again for a hundred times as
+long, so that it costs at most one part in a hundred.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from forerun.engines.vllm.tally import Tally
+from forerun.errors import InvalidDraft
+from forerun.types import Draft, Drafter, RequestView, Verdict
+
+logger = logging.getLogger("vllm.forerun")  # below vLLM's own logger, so that its settings hold here too
+
+TOO_LONG: Final = 1.0
+"""Seconds that a call may take; drafters take microseconds."""
+
+REST: Final = 100.0
+
+NOTHING: Final = Draft.chain([])
+
+
+class Watched:
+    """A drafter by name, for an engine that checks chains over a vocabulary."""
+
+    def __init__(
+        self,
+        name: str,
+        drafter: Drafter,
+        tally: Tally,
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.drafter = drafter
+        self.tally = tally
+        self.vocab_size = vocab_size
+        self.clock = clock
+        self._rests_until = -1.0
+        self._complained = False
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
+        """A chain for every view, of at most its budget; nothing where the drafter is at fault."""
+        began = self.clock()
+        if began < self._rests_until or not views:
+            return [NOTHING] * len(views)
+        try:
+            drafts = self.drafter.propose(views, [max(budget, 0) for budget in budgets])
+            if len(drafts) != len(views):
+                raise InvalidDraft(f"{len(views)} requests were shown and {len(drafts)} drafts came back")
+            return [self._sound(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
+        except Exception:
+            self._count("guessing failed")
+            return [NOTHING] * len(views)
+        finally:
+            self._time(self.clock() - began)
+
+    def learn(self, name: str, draft: Draft, verdict: Verdict) -> None:
+        """Tell the drafter what became of a draft."""
+        try:
+            self.drafter.learn(name, draft, verdict)
+        except Exception:
+            self._count("learning failed")
+
+    def forget(self, name: str, view: RequestView | None = None) -> None:
+        """A request is over; with a view, the drafter sees the end of its text first."""
+        try:
+            if view is not None:
+                self.drafter.propose([view], [0])
+            self.drafter.forget(name)
+        except Exception:
+            self._count("forgetting failed")
+
+    def _sound(self, draft: Draft, budget: int) -> Draft:
+        """The draft if it is a chain of tokens that the model knows and not too long, else nothing."""
+        try:
+            draft.check(self.vocab_size)
+            if len(draft) > max(budget, 0):
+                raise InvalidDraft(f"{len(draft)} guesses came for a budget of {budget}")
+            if (draft.parents != np.arange(-1, len(draft) - 1)).any():
+                raise InvalidDraft("a tree came back; this engine checks chains")
+        except Exception:
+            self._count("a draft was unsound")
+            return NOTHING
+        return draft
+
+    def _time(self, seconds: float) -> None:
+        self.tally.spent(self.name, seconds)
+        if seconds > TOO_LONG:
+            self._rests_until = self.clock() + REST * seconds
+            self.tally.error(self.name)
+            logger.warning(
+                "the drafter %s took %.1f s and is not asked for %.0f s", self.name, seconds, REST * seconds
+            )
+
+    def _count(self, what: str) -> None:
+        """Count it, and say it once, with the traceback."""
+        self.tally.error(self.name)
+        if not self._complained:
+            self._complained = True
+            logger.exception(
+                "the drafter %s: %s; decoding goes on without, and later errors are only counted",
+                self.name,
+                what,
+            )

@@ -1,0 +1,81 @@
+"""What a request may ask of speculation, in `vllm_xargs`: how far, who guesses, how strictly.
+
+    {"vllm_xargs": {"forerun_max_draft": 4, "forerun_drafter": "ngram", "forerun_lenience": 0.9}}
+
+Each bounds what the server was told, or picks from it; none of them can ask for more.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forerun.errors import InvalidRequest
+
+PREFIX: Final = "forerun_"
+NOBODY: Final = "none"
+"""The drafter that never guesses."""
+
+_MOST: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one request asks for; None is whatever the server does."""
+
+    max_draft: int | None = None
+    drafter: str | None = None
+    lenience: float | None = None
+
+    @classmethod
+    def of(cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]) -> Wishes:
+        """Read them, or raise `InvalidRequest` with a message for whoever sent the request."""
+        asked = {key: value for key, value in (extra_args or {}).items() if key.startswith(PREFIX)}
+        if not asked:
+            return NO_WISHES
+        for key in asked:
+            if key not in _READERS:
+                near = difflib.get_close_matches(key, _READERS, n=1, cutoff=0.8)
+                raise InvalidRequest(f"unknown {key!r}; {f'did you mean {near[0]!r}?' if near else KNOWN}")
+        read: dict[str, Any] = {
+            key.removeprefix(PREFIX): _READERS[key](value) for key, value in asked.items()
+        }
+        wishes = cls(**read)
+        if wishes.drafter not in {None, NOBODY, *drafters}:
+            raise InvalidRequest(
+                f"forerun_drafter is {wishes.drafter!r}; this server has {', '.join([*drafters, NOBODY])}"
+            )
+        return wishes
+
+
+NO_WISHES: Final = Wishes()
+
+
+def _max_draft(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
+        return value
+    raise InvalidRequest(f"forerun_max_draft is {value!r}; it must be a whole number from 0 to {_MOST}")
+
+
+def _drafter(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise InvalidRequest(f"forerun_drafter is {value!r}; it must be the name of a drafter, or {NOBODY!r}")
+
+
+def _lenience(value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and 0 < value <= 1:
+        return float(value)
+    raise InvalidRequest(f"forerun_lenience is {value!r}; it must be more than 0 and at most 1")
+
+
+_READERS: Final = {
+    "forerun_max_draft": _max_draft,
+    "forerun_drafter": _drafter,
+    "forerun_lenience": _lenience,
+}
+KNOWN: Final = f"known: {', '.join(_READERS)}"

@@ -1,0 +1,127 @@
+"""The law of sampling through the real engine: twenty thousand samples against exact probabilities.
+
+A tiny model with a vocabulary of 16, temperature 1, three tokens a sample. What the model says is known
+exactly, so samples are held against it by a chi-square test. vLLM's own speculation fails the same test on a
+CPU (vllm#55005), which shows that the test can.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engines import ask
+from scipy.stats import chisquare
+
+from forerun.config import SpeculationConfig
+from forerun.engines.vllm.launch import engine_arguments
+
+pytestmark = pytest.mark.e2e
+
+NUM, VOCAB = 20_000, 16
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5 + [3, 1, 4]
+
+ASK = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+model, num, prompt = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+asked, options = json.loads(sys.argv[4]), json.loads(sys.argv[5])
+llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=256,
+          skip_tokenizer_init=True, disable_log_stats=False, **options)
+
+def accepted():
+    name = "vllm:spec_decode_num_accepted_tokens"
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+said = {}
+for name, extra_args in asked.items():
+    before = accepted()
+    params = SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False,
+                            extra_args=extra_args)
+    outputs = llm.generate([{"prompt_token_ids": prompt}] * num, params, use_tqdm=False)
+    said[name] = {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                  "accepted": accepted() - before}
+print("ANSWER", json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny target and a tinier draft that is somewhat like it."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    for name, layers in (("target", 2), ("draft", 1)):
+        config = transformers.LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=64,
+            intermediate_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            initializer_range=0.2,
+        )
+        transformers.LlamaForCausalLM(config).save_pretrained(folder / name)
+    return folder / "target", folder / "draft"
+
+
+@pytest.fixture(scope="module")
+def exact(models: tuple[Path, Path]) -> np.ndarray:
+    """The probability of every three tokens after the prompt."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
+    model = transformers.LlamaForCausalLM.from_pretrained(models[0], dtype=torch.float64).eval()
+    pairs = [[a, b] for a in range(VOCAB) for b in range(VOCAB)]
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *pair] for pair in pairs])).logits[:, -3:]
+    p = logits.softmax(-1).numpy().reshape(VOCAB, VOCAB, 3, VOCAB)
+    first, second, third = p[0, 0, 0], p[:, 0, 1], p[:, :, 2]
+    result: np.ndarray = first[:, None, None] * second[:, :, None] * third
+    return result
+
+
+def p_value(tokens: list[list[int]], exact: np.ndarray) -> float:
+    """How likely samples so far from exact are; what is expected less than five times is taken together."""
+    seen = Counter(map(tuple, tokens))
+    observed = np.array([seen[triple] for triple in np.ndindex(exact.shape)], dtype=float)
+    expected = len(tokens) * exact.ravel() / exact.sum()
+    rare = expected < 5
+    return float(
+        chisquare(
+            [*observed[~rare], observed[rare].sum()], [*expected[~rare], expected[rare].sum()], sum_check=False
+        ).pvalue
+    )
+
+
+def samples(models: tuple[Path, Path], asked: dict[str, Any], options: dict[str, Any]) -> Any:
+    pytest.importorskip("vllm", reason="needs vLLM: make setup")
+    return ask(ASK, models[0], str(NUM), json.dumps(PROMPT), json.dumps(asked), json.dumps(options))
+
+
+def test_guesses_that_were_looked_up_keep_the_law(models: tuple[Path, Path], exact: np.ndarray) -> None:
+    asked = {name: {"forerun_drafter": name} for name in ("suffix", "ngram")}
+    said = samples(models, asked, engine_arguments(SpeculationConfig()))
+    for name in asked:
+        assert said[name]["accepted"] > 500, "guesses stood on the way"
+        assert p_value(said[name]["tokens"], exact) > 1e-3
+
+
+def test_guesses_that_a_draft_model_drew_keep_the_law(models: tuple[Path, Path], exact: np.ndarray) -> None:
+    config = SpeculationConfig(drafters=("suffix",), draft_model=str(models[1]))
+    asked = {"model": {"forerun_drafter": "model"}, "both": None}
+    said = samples(models, asked, engine_arguments(config))
+    for name in asked:
+        assert said[name]["accepted"] > 2000, "guesses stood on the way"
+        assert p_value(said[name]["tokens"], exact) > 1e-3
+
+
+def test_the_same_test_finds_the_defect_of_stock_vllm(models: tuple[Path, Path], exact: np.ndarray) -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+    stock = samples(models, {"stock": None}, {"speculative_config": ngram})["stock"]
+    assert p_value(stock["tokens"], exact) < 1e-9
