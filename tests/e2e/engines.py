@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 
-def ask(program: str, *args: str | Path) -> Any:
-    """Run a program that starts an engine, and return the JSON that it answers with."""
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+def ask(program: str | Path, *args: str | Path, **environment: str) -> Any:
+    """Run a program that starts an engine, and return the JSON that it answers with.
+
+    A program in a file may start processes of its own.
+    """
+    alone = {} if isinstance(program, Path) else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     finished = subprocess.run(
-        [sys.executable, "-c", program, *args], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, *(["-c"] if isinstance(program, str) else []), program, *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", **alone, **environment},
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]

@@ -92,11 +92,8 @@ def p_value(tokens: list[list[int]], exact: np.ndarray) -> float:
     observed = np.array([seen[triple] for triple in np.ndindex(exact.shape)], dtype=float)
     expected = len(tokens) * exact.ravel() / exact.sum()
     rare = expected < 5
-    return float(
-        chisquare(
-            [*observed[~rare], observed[rare].sum()], [*expected[~rare], expected[rare].sum()], sum_check=False
-        ).pvalue
-    )
+    seen_in, expected_in = (np.append(each[~rare], each[rare].sum()) for each in (observed, expected))
+    return float(chisquare(seen_in, expected_in, sum_check=False).pvalue)
 
 
 def samples(models: tuple[Path, Path], asked: dict[str, Any], options: dict[str, Any]) -> Any:

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from engines import ask
 
+from forerun.config import SpeculationConfig
+from forerun.engines.vllm.launch import engine_arguments
+
 SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
 
 pytestmark = pytest.mark.e2e
@@ -19,6 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy with minimum tokens": {"temperature": 0, "min_tokens": 40},
     "greedy with bad words": {"temperature": 0, "bad_words": [" library", " the"]},
     "greedy with logprobs": {"temperature": 0, "logprobs": 2},
+    "greedy with a bias": {"temperature": 0, "logit_bias": {"260": -4.0, "28": 3.0, "338": -100.0}},
     "greedy with a stop string": {"temperature": 0, "stop": ["library,", "need to"]},
     "greedy in a grammar": {"temperature": 0, "structured_outputs": {"regex": "([a-z]{2,8} ){12}end"}},
     "seeded in a grammar": {
@@ -35,7 +39,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "repetition_penalty": 1.05,
         "seed": 13,
     },
+    "seeded with min-p": {"temperature": 0.9, "min_p": 0.08, "seed": 17},
+    "seeded with a bias": {"temperature": 0.7, "logit_bias": {"260": 2.0, "30": -100.0}, "seed": 18},
+    "seeded with allowed tokens": {
+        "temperature": 0.8,
+        "allowed_token_ids": list(range(200, 3000)),
+        "seed": 19,
+    },
     "seeded with logprobs": {"temperature": 0.5, "seed": 14, "logprobs": 1},
+    "seeded with prompt logprobs": {"temperature": 0.5, "seed": 20, "prompt_logprobs": 1},
+    "greedy in a schema": {
+        "temperature": 0,
+        "structured_outputs": {
+            "json": {
+                "type": "object",
+                "properties": {
+                    "name_of_the_town": {"type": "string", "maxLength": 12},
+                    "size": {"enum": ["small"]},
+                },
+                "required": ["name_of_the_town", "size"],
+            }
+        },
+    },
     "seeded, two answers": {"temperature": 0.5, "seed": 15, "n": 2},
 }
 
@@ -45,7 +70,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 model, sample, asked, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
-prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sample)][:5]
+prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sample)][:3]
 settings = dict(dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=False)
 llm = LLM(model=model, **settings, **options)
 
@@ -61,15 +86,21 @@ said = {}
 for name, sampling in asked.items():
     if "structured_outputs" in sampling:
         sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
     params = SamplingParams(max_tokens=48, **sampling)
     said[name] = answers([llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts])
 together = [SamplingParams(max_tokens=48, **asked[name]) for name in ("greedy", "seeded")]
 said["together"] = answers(llm.generate(prompts * 2, together * len(prompts), use_tqdm=False))
+before = counter("accepted_tokens")
+full = [{"prompt_token_ids": (prompt["prompt_token_ids"] * 9)[:497]} for prompt in prompts]
+said["full"] = answers(llm.generate(full, together[1:] * len(full), use_tqdm=False))
+said["preempted"] = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
 said["accepted"] = counter("accepted_tokens")
 said["steps"] = []
 for salt in ("tenant", "another", "tenant"):
     before = counter("accepted_tokens")
-    salted = {**prompts[4], "cache_salt": salt}
+    salted = {**prompts[2], "cache_salt": salt}
     llm.generate([salted], SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
     said["steps"].append(counter("accepted_tokens") - before)
 print("ANSWER", json.dumps(said))
@@ -81,15 +112,10 @@ def answers(smollm2: Path) -> tuple[Any, Any]:
     """What stock vLLM says without speculation, and what it says with our guesses and our sampler."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     ours = {
-        "speculative_config": {
-            "method": "custom_class",
-            "model": "forerun.engines.vllm.Nobody",
-            "num_speculative_tokens": 12,
-        },
-        "scheduler_cls": "forerun.engines.vllm.scheduler.Scheduler",
-        "worker_cls": "forerun.engines.vllm.worker.CPUWorker",
-        "additional_config": {"forerun": {"share_outputs": True}},
+        **engine_arguments(SpeculationConfig(share_outputs=True, max_draft=12)),
         "max_num_seqs": 16,
+        "block_size": 32,
+        "num_gpu_blocks_override": 22,  # room for one long request and a half: others are preempted
         "max_num_batched_tokens": 96,  # longer prompts are read in parts; plain decoding reads them in one go
     }
     settings = json.dumps(SETTINGS)
@@ -97,7 +123,7 @@ def answers(smollm2: Path) -> tuple[Any, Any]:
     return plain, ask(ASK, smollm2, SAMPLE, settings, json.dumps(ours))
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, "together"])
+@pytest.mark.parametrize("name", [*SETTINGS, "together", "full"])
 def test_the_words_are_those_of_plain_decoding(answers: tuple[Any, Any], name: str) -> None:
     plain, ours = answers
     for before, after in zip(plain[name], ours[name], strict=True):
@@ -111,6 +137,8 @@ def test_the_words_are_those_of_plain_decoding(answers: tuple[Any, Any], name: s
 def test_guesses_were_accepted_on_the_way(answers: tuple[Any, Any]) -> None:
     plain, ours = answers
     assert plain["accepted"] == 0
+    assert ours["preempted"] > 0 == plain["preempted"]
+    assert max(len(one["tokens"]) for one in ours["full"]) == 15, "to the last token there is room for"
     assert ours["accepted"] > 300
 
 

@@ -70,7 +70,7 @@ def vllm_command(model: str | Path, *flags: str) -> list[str]:
 
 def forerun_command(model: str | Path, *flags: str) -> list[str]:
     """`forerun serve`, in this environment."""
-    return [sys.executable, "-m", "forerun.cli", "serve", str(model), *flags]
+    return [sys.executable, "-m", "forerun", "serve", str(model), *flags]
 
 
 def _free_port() -> int:

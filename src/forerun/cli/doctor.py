@@ -102,11 +102,13 @@ def _engine() -> Iterator[Finding]:
         yield Finding("vLLM's inside", "fine", "every name that forerun leans on is there")
     except (UnsupportedEngine, ImportError) as error:
         yield Finding("vLLM's inside", "broken", str(error))
+    wanted = os.environ.get("VLLM_PLUGINS")
     plugged = any(each.name == "forerun" for each in entry_points(group="vllm.general_plugins"))
+    plugged = plugged and (wanted is None or "forerun" in wanted.split(","))
     yield Finding(
         "vLLM's plugins",
         "fine" if plugged else "broken",
-        "vLLM loads forerun's" if plugged else "vLLM does not know forerun: install it again with pip",
+        "vLLM loads forerun's" if plugged else "vLLM does not load forerun's: install it, see VLLM_PLUGINS",
     )
     yield from _on_cpu()
 

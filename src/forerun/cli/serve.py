@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from uuid import uuid4
 
 import typer
 
@@ -42,7 +43,9 @@ def serve(
 ) -> None:
     """Serve a model with vLLM: the same words, sooner. All flags of `vllm serve` can be given as well."""
     from forerun.config import SpeculationConfig
+    from forerun.drafters.registry import demand_known
     from forerun.engines.vllm.launch import serve_flags
+    from forerun.errors import ConfigurationError
 
     given = {
         "drafters": tuple(drafter or ()),
@@ -51,10 +54,13 @@ def serve(
         "corpora": tuple(str(file.resolve()) for file in corpus or ()),
     }
     with told():
+        if model.startswith("-"):
+            raise ConfigurationError(f"the model comes first: forerun serve MODEL {model} ...")
         base = SpeculationConfig.parse(speculation) if speculation else SpeculationConfig()
         config = SpeculationConfig(
             **{**base.model_dump(), **{key: value for key, value in given.items() if value}}
         )
+        demand_known(config)
         flags = serve_flags(config, context.args)
         command = [sys.executable, "-m", "forerun.engines.vllm", "serve", model, *flags]
         if dry_run:
@@ -67,11 +73,15 @@ def serve(
 
 
 def _environment() -> dict[str, str]:
-    """This environment, with the OpenMP that vLLM asks for on CPUs, if it is there and nothing else is."""
+    """This environment, with a name for this server, vLLM's first runner, and the OpenMP that vLLM asks for
+    on CPUs, if it is there and nothing else is.
+    """
+    from forerun.engines.vllm.counters import INSTANCE
+
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if "LD_PRELOAD" in os.environ or not openmp.exists():
-        return dict(os.environ)
-    return {**os.environ, "LD_PRELOAD": str(openmp)}
+    preload = {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+    ours = {INSTANCE: uuid4().hex, "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    return {**preload, **os.environ, **ours}
 
 
 def _demand_vllm() -> None:

@@ -46,6 +46,13 @@ def make_drafter(config: SpeculationConfig, *, chain: bool = False, vocabulary: 
     return next(iter(drafters.values()))
 
 
+def demand_known(config: SpeculationConfig) -> None:
+    """Raise `ConfigurationError` if a configuration names somebody who is not there."""
+    for name in config.names:
+        if name not in OF_THE_ENGINE:
+            _maker(name)
+
+
 def _warm(drafter: Drafter) -> Drafter:
     """A drafter that has compiled what it needs: for a text that grows, and for one that was seen before."""
     for name in ("warm-up", "warm-up again"):

@@ -52,6 +52,9 @@ def test_a_draft_model_is_vllms_own_and_draws() -> None:
 def test_flags_of_vllm_are_passed_on() -> None:
     flags = serve_flags(SpeculationConfig(), ["--dtype", "bfloat16", "--max_model_len=512"])
     assert flags[:4] == ["--dtype", "bfloat16", "--max-model-len", "512"]
+    dotted = serve_flags(SpeculationConfig(), ["--hf_overrides.rope_theta=1", "--no-enable-log-requests"])
+    assert dotted[:3] == ["--hf-overrides.rope_theta", "1", "--no-enable-log-requests"]
+    assert "--no-async-scheduling" in flags
     assert value_of(flags, "--speculative-config")["num_speculative_tokens"] == CHAIN
     assert flags[flags.index("--per-request-spec-decode-metrics") + 1] == "summary"
 
@@ -71,6 +74,10 @@ def test_what_the_user_says_of_the_same_things_stays() -> None:
         (["--speculative_config={}"], "use --draft-model"),
         (["--scheduler-cls", "x"], "is set by forerun serve"),
         (["--worker-cls=x"], "is set by forerun serve"),
+        (["-sc", "{}"], "is set by forerun serve"),
+        (["--speculative-config.method", "ngram"], "is set by forerun serve"),
+        (["--async-scheduling"], "last step's words"),
+        (["--additional-config.mine", "1"], "without dots"),
         (["--additional-config", "{"], "not JSON"),
         (["--additional-config=[1]"], "must be a JSON object"),
         (["--additional-config"], "without its value"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,28 +48,55 @@ def test_guesses_count_for_who_made_them_at_their_depth() -> None:
     assert tally.total(TOKENS) == tally.total(STEPS) + tally.total(ACCEPTED)
 
 
-def test_counts_are_read_by_another_process_while_they_grow(tmp_path: Path) -> None:
-    file = tmp_path / "some.counts"
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this user's counts are kept; no server's name is in the environment."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delenv(counters.INSTANCE, raising=False)
+    return tmp_path / f"forerun-{os.getuid()}"
+
+
+def test_counts_are_read_by_another_process_while_they_grow(folder: Path) -> None:
     tally = Tally(("suffix",), 2)
     tally.step(["suffix"], num_said=2)
-    tally.publish(file)
+    tally.publish("some", 3)
     tally.error("suffix")
     tally.spent("suffix", 0.25)
     program = (
-        "import json, sys; from pathlib import Path; from forerun.engines.vllm.counters import read;"
-        "print(json.dumps([[name, value] for (name, _), value in read(Path(sys.argv[1])) if value]))"
+        "import json; from forerun.engines.vllm.counters import read;"
+        "print(json.dumps([[name, value] for engine, (name, _), value in read('some') if value]))"
     )
-    seen = json.loads(subprocess.check_output([sys.executable, "-c", program, file]))
+    seen = json.loads(subprocess.check_output([sys.executable, "-c", program]))
     assert dict(seen) == {STEPS: 1, TOKENS: 2, PROPOSED: 1, ACCEPTED: 1, ERRORS: 1, SECONDS: 0.25}
-    assert file.stat().st_mode & 0o077 == 0, "nobody else's business"
+    assert {engine for engine, _, _ in counters.read("some")} == {"3"}
+    assert folder.stat().st_mode & 0o077 == 0, "nobody else's business"
 
 
-def test_files_are_told_apart_by_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def test_servers_are_told_apart_and_the_dead_are_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for instance, engine in (("ab", 0), ("ab", 1), ("abc", 0)):
-        Tally(("suffix",), 1).publish(counters.file_of(instance, engine))
-    assert counters.files_of("ab") == [counters.file_of("ab", 0), counters.file_of("ab", 1)]
-    assert counters.files_of("nobody") == []
+        Tally(("suffix",), 1).publish(instance, engine)
+    assert [engine for engine, (name, _), _ in counters.read("ab") if name == STEPS] == ["0", "1"]
+    assert not list(counters.read("nobody"))
+    (folder / "ab-7-999999999.counts").write_bytes(b"")
+    (folder / f"ab-8-{os.getpid()}.counts").write_bytes(b"rubbish")
+    assert {engine for engine, _, _ in counters.read("ab")} == {"0", "1"}, "what cannot be read is left out"
+    monkeypatch.setenv(counters.INSTANCE, "a name of its own")
+    Tally(("suffix",), 1).publish("ab", 5)
+    assert not list(folder.glob("*999999999*"))
+    assert {engine for engine, _, _ in counters.read("whatever vLLM says")} == {"5"}
+
+
+def test_a_directory_of_somebody_elses_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    tally = Tally(("suffix",), 1)
+    tally.publish("some", 0)
+    assert "not published" in caplog.text
+    tally.step([], num_said=1)
+    assert tally.total(STEPS) == 1, "counting goes on"
 
 
 def test_a_line_a_minute_if_anything_happened() -> None:

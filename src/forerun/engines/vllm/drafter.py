@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.engines.vllm.guesser import Guesser
-from forerun.engines.vllm.watched import logger
+from forerun.engines.vllm.tally import logger
 from forerun.errors import ConfigurationError
 from forerun.types import RequestView
 

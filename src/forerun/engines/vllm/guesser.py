@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from forerun.control.price import TYPICAL, worth
@@ -98,9 +99,13 @@ class Guesser:
         sources = offer.sources[:num_checked]
         self.tally.step(sources, len(said))
         if len(offer.draft) and sources and sources[0] in self.drafters:
-            draft = offer.draft.first(len(sources))
+            draft = offer.draft.first(sum(1 for _ in takewhile(sources[0].__eq__, sources)))
             num_kept = min(len(said) - 1, len(draft))
             self.drafters[sources[0]].learn(name, draft, Verdict(tuple(range(num_kept)), said[-1]))
+
+    def withdraw(self, name: str) -> None:
+        """An offer was not checked after all."""
+        self._offers.pop(name, None)
 
     @property
     def known(self) -> set[str]:

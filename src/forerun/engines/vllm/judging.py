@@ -15,7 +15,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from forerun.core.verify import Round, Verifier, verify
-from forerun.engines.vllm.watched import logger
+from forerun.engines.vllm.tally import logger
 from forerun.types import Draft, Proposal, SamplingParams
 
 

@@ -20,6 +20,11 @@ CHAIN: Final = 24
 
 _OURS: Final = {
     "--speculative-config": "--draft-model, --drafter or --speculation",
+    "-sc": "--draft-model, --drafter or --speculation",
+    "--spec-method": "--draft-model, --drafter or --speculation",
+    "--spec-model": "--draft-model, --drafter or --speculation",
+    "--spec-tokens": "--speculation with a max_draft",
+    "--async-scheduling": "nothing: guesses need the last step's words",
     "--scheduler-cls": "nothing: forerun's scheduler is what guesses",
     "--worker-cls": "nothing: forerun's worker is what keeps the words",
 }
@@ -40,6 +45,7 @@ def engine_arguments(
         }
     return {
         "speculative_config": {**drafts, "num_speculative_tokens": guesses},
+        "async_scheduling": False,
         "scheduler_cls": SCHEDULER,
         "worker_cls": WORKER,
         "additional_config": {**(additional_config or {}), "forerun": settings},
@@ -54,17 +60,22 @@ def settings_of(vllm_config: Any) -> SpeculationConfig:
 def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:
     """The flags of `vllm serve`: those given, and ours. Flags that are ours to set are refused."""
     given = _split_equals(given)
-    for flag, instead in _OURS.items():
-        if flag in given:
-            raise ConfigurationError(f"{flag} is set by forerun serve; use {instead}")
+    for flag in (each.split(".")[0] for each in given):
+        if flag in _OURS:
+            raise ConfigurationError(f"{flag} is set by forerun serve; use {_OURS[flag]}")
+        if flag == "--additional-config" and flag not in given:
+            raise ConfigurationError("give --additional-config as one JSON object, without dots")
     rest, additional = _without(given, "--additional-config")
     arguments = engine_arguments(config, _object("--additional-config", additional))
     flags = list(rest)
     if "--per-request-spec-decode-metrics" not in given:
         flags += ["--per-request-spec-decode-metrics", "summary"]
     for name, value in arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        flags += [f"--{name.replace('_', '-')}", text]
+        flag = name.replace("_", "-")
+        if value is False:
+            flags.append(f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
     return flags
 
 
@@ -72,11 +83,13 @@ def _split_equals(given: Sequence[str]) -> list[str]:
     """Flags and their values apart, and flags as vLLM spells them."""
     parts: list[str] = []
     for each in given:
+        if not each.startswith("--"):
+            parts.append(each)
+            continue
         flag, equals, value = each.partition("=")
-        if each.startswith("--") and equals:
-            parts += [flag.replace("_", "-"), value]
-        else:
-            parts.append(each.replace("_", "-") if each.startswith("--") else each)
+        name, dot, key = flag.partition(".")
+        parts.append(name.replace("_", "-") + dot + key)
+        parts += [value] if equals else []
     return parts
 
 

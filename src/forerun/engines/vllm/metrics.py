@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as PrometheusCollector
 
-from forerun.engines.vllm.counters import files_of, read
+from forerun.engines.vllm.counters import read
 from forerun.engines.vllm.tally import HELP, KNOWN
 
 
@@ -22,10 +22,8 @@ class Collector(PrometheusCollector):
         """A family for every count."""
         samples = defaultdict(list)
         for instance in self.instances:
-            for file in files_of(instance):
-                engine = file.stem.rpartition("-")[2]
-                for (name, labels), value in read(file):
-                    samples[name].append(({**dict(labels), "engine": engine}, value))
+            for engine, (name, labels), value in read(instance):
+                samples[name].append(({**dict(labels), "engine": engine}, value))
         for name, found in samples.items():
             kind = GaugeMetricFamily if name == KNOWN else CounterMetricFamily
             family = kind(name, HELP[name], labels=list(found[0][0]))

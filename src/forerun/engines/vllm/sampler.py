@@ -12,7 +12,7 @@ Where every request is greedy and nothing looks at what was said, all rows are j
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -20,12 +20,18 @@ from typing import Any
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.judging import Judged, is_distribution, judge, weights
 from forerun.engines.vllm.plan import Plan
+from forerun.engines.vllm.wishes import Wishes
 
 _GREEDY = 1e-5
 """Below this temperature vLLM takes the likeliest token."""
@@ -61,6 +67,7 @@ class Sampler(torch.nn.Module):
         `draft_probs` is not looked at: it has no place for guesses from elsewhere. The runner keeps q.
         """
         del draft_probs
+        sampling_metadata = _without_layout(sampling_metadata)
         guesses = _split(metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
         judged = self._judged(guesses, sampling_metadata)
         if not judged and _is_plain_greedy(sampling_metadata):
@@ -135,15 +142,15 @@ class Sampler(torch.nn.Module):
 
     def _judged(self, guesses: Sequence[Sequence[int]], sampling: SamplingMetadata) -> dict[int, Judged]:
         """The requests that are not followed."""
-        if sampling.max_num_logprobs is not None or sampling.logprob_token_ids:
+        names = self.runner.input_batch.req_ids
+        if _must_follow(sampling) or len(names) < len(guesses):  # vLLM warms up with an empty batch
             return {}
         judged = {}
         for place, guess in enumerate(guesses):
-            if guess:
-                name = self.runner.input_batch.req_ids[place]
-                q, lenience = self._q(name, len(guess)), self._lenience(name)
+            if guess and not any(place in min_tokens for min_tokens in _minimums(sampling)):
+                q, lenience = self._q(names[place], len(guess)), self._lenience(names[place])
                 greedy = sampling.all_greedy or float(sampling.temperature[place]) < _GREEDY
-                followed = greedy or place in sampling.generators or self._is_constrained(name)
+                followed = greedy or place in sampling.generators or self._is_constrained(names[place])
                 if lenience < 1:
                     judged[place] = Judged(guess, None if followed else q, greedy, lenience)
                 elif q is not None and not followed:
@@ -161,12 +168,38 @@ class Sampler(torch.nn.Module):
         return q if len(q) == num_guesses and is_distribution(q) else None
 
     def _lenience(self, name: str) -> float:
-        asked = (self.runner.requests[name].sampling_params.extra_args or {}).get("forerun_lenience")
-        return self.config.lenience if asked is None else float(asked)
+        asked = Wishes.read(self.runner.requests[name].sampling_params.extra_args, self.config.names).lenience
+        return self.config.lenience if asked is None else asked
 
     def _is_constrained(self, name: str) -> bool:
         """Whether a grammar may have cut the guesses short by their values."""
         return self.runner.requests[name].sampling_params.structured_outputs is not None
+
+
+def _without_layout(sampling: SamplingMetadata) -> SamplingMetadata:
+    """Settings for rows of which there is one a request: vLLM's count of guessed rows does not hold here."""
+    if sampling.thinking_budget_state_holder is not None:
+        sampling.thinking_budget_state_holder.in_spec_mode = False
+    return replace(sampling, spec_token_ids=None)
+
+
+def _must_follow(sampling: SamplingMetadata) -> bool:
+    """Whether nobody can be judged: for logprobs of what was said, or for processors that remember what
+    was said and could not unlearn a guess that fell.
+    """
+    known = (MinTokensLogitsProcessor, MinPLogitsProcessor, LogitBiasLogitsProcessor)
+    return bool(
+        sampling.max_num_logprobs is not None
+        or sampling.logprob_token_ids
+        or sampling.thinking_budget_state_holder is not None
+        or not all(isinstance(processor, known) for processor in sampling.logitsprocs.all)
+    )
+
+
+def _minimums(sampling: SamplingMetadata) -> Iterator[Collection[int]]:
+    """The places of requests that are still below their minimum, which is remembered as well."""
+    for processor in sampling.logitsprocs.non_argmax_invariant:
+        yield getattr(processor, "min_toks", ())
 
 
 def _is_plain_greedy(sampling: SamplingMetadata) -> bool:

@@ -7,21 +7,20 @@ vLLM's draft model, which is told here how far to guess.
 
 from __future__ import annotations
 
-import atexit
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
 from forerun.engines.vllm.contract import check
-from forerun.engines.vllm.counters import file_of
 from forerun.engines.vllm.grammar import forced
 from forerun.engines.vllm.guesser import Guesser, Offer
 from forerun.engines.vllm.pace import Pace
 from forerun.engines.vllm.plan import Plan, attach
-from forerun.engines.vllm.tally import Minutes
-from forerun.engines.vllm.watched import logger
+from forerun.engines.vllm.tally import Minutes, logger
 from forerun.engines.vllm.wishes import NO_WISHES, Wishes
 from forerun.types import RequestView
 
@@ -36,9 +35,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self.pace = Pace(self.guesser.most_guesses) if "model" in self.guesser.names else None
         self.wishes: dict[str, Wishes] = {}
         tally = self.guesser.tally
-        file = file_of(self.vllm_config.instance_id, self.vllm_config.parallel_config.data_parallel_index)
-        tally.publish(file)
-        atexit.register(partial(file.unlink, missing_ok=True))
+        tally.publish(self.vllm_config.instance_id, self.vllm_config.parallel_config.data_parallel_index)
         self.minutes = Minutes(tally, time.monotonic())
         self._drawn: set[str] = set()
         self._began = 0.0
@@ -50,13 +47,28 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         for request, offer in zip(decoding, self._offers(decoding), strict=True):
             request.spec_token_ids = offer.tokens
         self.guesser.tally.known(len(self.guesser.known | self.wishes.keys()))
-        output = super().schedule(*args, **kwargs)
+        with self._nothing_padded():
+            output = super().schedule(*args, **kwargs)
+        for request in decoding:
+            if request.request_id not in output.num_scheduled_tokens:
+                request.spec_token_ids = []
+                self.guesser.withdraw(request.request_id)
         if self.pace is not None:
             how_far = self.pace.how_far() if self._wants_model(output) else 0
             output.num_spec_tokens_to_schedule = how_far
             attach(output, Plan(frozenset(self._drawn), how_far))
         self._began = time.perf_counter()
         return output
+
+    @contextmanager
+    def _nothing_padded(self) -> Iterator[None]:
+        """While this lasts, vLLM does not fill up new requests with guesses that nobody made."""
+        num_spec_tokens: int = vars(self)["num_spec_tokens"]
+        self.num_spec_tokens = 0
+        try:
+            yield
+        finally:
+            self.num_spec_tokens = num_spec_tokens
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """The draft model has guessed for the next step."""
@@ -93,7 +105,8 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
     def _offers(self, decoding: list[Any]) -> list[Offer]:
         """What every request is offered: looked up, forced by its grammar, or drawn by the draft model."""
         wishes = [self._wishes(request) for request in decoding]
-        rooms = [self._room(request, each) for request, each in zip(decoding, wishes, strict=True)]
+        share = self._share(decoding)
+        rooms = [min(share, self._room(*each)) for each in zip(decoding, wishes, strict=True)]
         offers = self.guesser.guess(
             [_view(request) for request in decoding], rooms, [each.drafter for each in wishes]
         )
@@ -143,9 +156,18 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         known = self.wishes.get(request.request_id)
         if known is None:
             params = request.sampling_params
-            known = NO_WISHES if params is None else Wishes.of(params.extra_args, self.guesser.names)
+            known = NO_WISHES if params is None else Wishes.read(params.extra_args, self.guesser.names)
             self.wishes[request.request_id] = known
         return known
+
+    def _share(self, decoding: list[Any]) -> int:
+        """How many guesses everybody can have at most, so that the last is not left without a step.
+
+        None, while vLLM bounds anybody's thoughts: its count of them follows what is said, token by token.
+        """
+        if any(request.sampling_params.thinking_token_budget is not None for request in decoding):
+            return 0
+        return max(0, int(self.max_num_scheduled_tokens) // max(1, len(decoding)) - 1)
 
     def _room(self, request: Any, wishes: Wishes) -> int:
         """How many guesses could still be said, as each step says one token more than were guessed, and

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import groupby, product
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from forerun.engines.vllm.counters import Series, Values, share
+
+logger = logging.getLogger("vllm.forerun")  # below vLLM's own logger, so that its settings hold here too
 
 STEPS: Final = "forerun:request_steps"
 PLAIN: Final = "forerun:plain_request_steps"
@@ -23,7 +25,7 @@ ERRORS: Final = "forerun:drafter_errors"
 HELP: Final = {
     STEPS: "Steps of decoding, counted once for every request that took part.",
     PLAIN: "Those of them that had no guess to check.",
-    TOKENS: "Tokens that were said in them.",
+    TOKENS: "Tokens that the model said in them, before stops cut any.",
     KNOWN: "Requests that somebody remembers something of, now.",
     PROPOSED: "Guesses that the model checked, by drafter and by depth.",
     ACCEPTED: "Guesses that stood, by drafter and by depth.",
@@ -53,11 +55,15 @@ class Tally:
             for name, who in product((PROPOSED, ACCEPTED), self.drafters if most_guesses else ())
         }
 
-    def publish(self, file: Path) -> None:
-        """From now on count where others can read it."""
+    def publish(self, instance: str, engine: int) -> None:
+        """From now on count where others can read it, as an engine of some vLLM; if that is possible."""
         before = self.values
-        self.values = share(file, self.series)
-        self.values += before
+        try:
+            self.values = share(instance, engine, self.series)
+        except OSError as error:
+            logger.warning("forerun's counts are not published: %s", error)
+        else:
+            self.values += before
 
     def step(self, sources: Sequence[str], num_said: int) -> None:
         """A request checked guesses of these drafters, and said so many tokens."""

@@ -6,18 +6,15 @@ long, so that it costs at most one part in a hundred.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from forerun.engines.vllm.tally import Tally
+from forerun.engines.vllm.tally import Tally, logger
 from forerun.errors import InvalidDraft
 from forerun.types import Draft, Drafter, RequestView, Verdict
-
-logger = logging.getLogger("vllm.forerun")  # below vLLM's own logger, so that its settings hold here too
 
 TOO_LONG: Final = 1.0
 """Seconds that a call may take; drafters take microseconds."""

@@ -8,7 +8,6 @@ Each bounds what the server was told, or picks from it; none of them can ask for
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -50,6 +49,16 @@ class Wishes:
             )
         return wishes
 
+    @classmethod
+    def read(cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]) -> Wishes:
+        """The same behind the front end, which has refused what cannot be meant; if it has not, it is
+        ignored: nobody's request may stop an engine.
+        """
+        try:
+            return cls.of(extra_args, drafters)
+        except InvalidRequest:
+            return NO_WISHES
+
 
 NO_WISHES: Final = Wishes()
 
@@ -68,7 +77,7 @@ def _drafter(value: Any) -> str:
 
 def _lenience(value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and 0 < value <= 1:
+    if is_number and 0 < value <= 1:
         return float(value)
     raise InvalidRequest(f"forerun_lenience is {value!r}; it must be more than 0 and at most 1")
 

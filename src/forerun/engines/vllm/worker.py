@@ -22,6 +22,7 @@ from forerun.engines.vllm.contract import check
 from forerun.engines.vllm.launch import settings_of
 from forerun.engines.vllm.plan import plan_of
 from forerun.engines.vllm.sampler import Sampler
+from forerun.errors import UnsupportedEngine
 
 
 def install(runner: Any) -> None:
@@ -30,6 +31,10 @@ def install(runner: Any) -> None:
     Also keeps the generators of requests that are still reading their prompt out of sampling. vLLM draws
     for them, drops the token and turns the generator back, which a generator on a CPU cannot do.
     """
+    if not hasattr(runner, "_sample"):
+        raise UnsupportedEngine(
+            "forerun works with vLLM's first model runner: set VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     for name in ("_sample", "_bookkeeping_sync"):
         setattr(runner, name, _without_readers(runner, getattr(runner, name)))
     if getattr(runner, "rejection_sampler", None) is None:
@@ -77,7 +82,7 @@ def _time_drafts(runner: Any) -> None:
     the draft model never will.
     """
     propose, take = runner.propose_draft_token_ids, runner.take_draft_token_ids
-    seconds = 0.0
+    seconds: float | None = None  # since drafts were taken last
 
     @wraps(propose)
     def propose_draft_token_ids(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,9 +98,12 @@ def _time_drafts(runner: Any) -> None:
 
     @wraps(take)
     def take_draft_token_ids() -> Any:
+        nonlocal seconds
         drafts = take()
-        if drafts is not None:
-            drafts.seconds = seconds
+        took, seconds = seconds, None
+        if drafts is None or took is None:
+            return None  # a text near its end: vLLM makes up guesses for everybody instead of asking
+        drafts.seconds = took
         return drafts
 
     runner.propose_draft_token_ids = propose_draft_token_ids

@@ -1,0 +1,328 @@
+"""Real servers on loopback, asked with the `openai` client: `forerun serve` beside stock vLLM, float32."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun.bench.servers import Server, forerun_command, started, vllm_command
+
+ROOT = Path(__file__).parents[2]
+SPEC_BENCH = ROOT.parent / "shared" / "data" / "spec_bench" / "question.jsonl"
+NUM_TOKENS = int(os.environ.get("FORERUN_E2E_TOKENS", "16"))
+FAULTS = ("Raising", "OutOfRange", "TooMany", "WrongLengths", "NanQ")
+
+pytestmark = pytest.mark.e2e
+
+FLAGS = ["--served-model-name", "m", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "16"]
+FLAGS += ["--max-model-len", "1024", "--max-num-batched-tokens", "2048"]
+
+
+@pytest.fixture(scope="module")
+def servers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """Stock vLLM without speculation, and forerun with drafters of all kinds."""
+    pytest.importorskip("vllm", reason="needs vLLM: make setup")
+    folder = tmp_path_factory.mktemp("servers")
+    paths = os.pathsep.join([str(Path(__file__).parent), str(ROOT / "examples" / "serving")])
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": paths, "VLLM_LOGGING_LEVEL": "INFO"}
+    ours = ["--share-outputs", "--drafter", "auto", "--drafter", "echo_drafter:EchoDrafter"]
+    for fault in (*FAULTS, "Slow"):
+        ours += ["--drafter", f"faulty:{fault}"]
+    stock = started(vllm_command(smollm2, *FLAGS), folder / "stock.log", environment=environment)
+    mine = started(forerun_command(smollm2, *FLAGS, *ours), folder / "ours.log", environment=environment)
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(2) as pool:  # they take a while: side by side
+            plain, forerun = pool.map(stack.enter_context, (stock, mine))
+        yield plain, forerun
+
+
+def client_of(server: Server) -> Any:
+    from openai import OpenAI
+
+    return OpenAI(base_url=server.v1, api_key="none", max_retries=0, timeout=120)
+
+
+def prompts() -> list[str]:
+    """Forty questions over all categories of Spec-Bench, or our own sample where that is not at hand."""
+    if not SPEC_BENCH.exists():
+        assert "FORERUN_CI" not in os.environ, "CI has Spec-Bench beside the project"
+        lines = (ROOT / "tests" / "data" / "prompts.jsonl").read_text().splitlines()
+        return [json.loads(line)["text"] for line in lines if line]
+    lines = SPEC_BENCH.read_text().splitlines()
+    return [json.loads(line)["turns"][0][:900] for line in lines[:: len(lines) // 40]][:40]
+
+
+def say(server: Server, text: str, **settings: Any) -> dict[str, Any]:
+    """One answer: its tokens, its words, and what became of guesses."""
+    extra = {"return_token_ids": True, **settings.pop("extra_body", {})}
+    answer = client_of(server).chat.completions.create(
+        model="m",
+        messages=[{"role": "user", "content": text}],
+        **{"max_tokens": NUM_TOKENS, "temperature": 0} | settings,
+        extra_body=extra,
+    )
+    metrics = ((answer.model_extra or {}).get("metrics") or {}).get("speculative_decoding") or {}
+    choice = answer.choices[0]
+    return {
+        "tokens": choice.model_extra["token_ids"],
+        "text": choice.message.content,
+        "accepted": metrics.get("num_accepted_draft_tokens", 0),
+        "proposed": metrics.get("num_draft_tokens", 0),
+    }
+
+
+def counts(server: Server) -> dict[str, float]:
+    """Our counts, summed over depths: by name and drafter."""
+    found: dict[str, float] = {}
+    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
+        if match := re.match(r"(forerun:\w+|vllm:spec_decode_num_\w+)\{(.*)\} (\S+)$", line):
+            drafter = re.search(r'drafter="([^"]*)"', match[2])
+            key = match[1] + (f" {drafter[1]}" if drafter else "")
+            found[key] = found.get(key, 0) + float(match[3])
+    return found
+
+
+def test_greedy_words_are_those_of_stock_vllm_alone_and_together(servers: tuple[Server, Server]) -> None:
+    plain, forerun = servers
+    texts = prompts()
+    expected = [say(plain, text)["tokens"] for text in texts]
+    alone = [say(forerun, text, extra_body={"cache_salt": f"s{at}"}) for at, text in enumerate(texts)]
+    assert [one["tokens"] for one in alone] == expected
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda text: say(forerun, text), texts))
+    assert [one["tokens"] for one in together] == expected
+    assert sum(one["accepted"] for one in alone) > 0.1 * sum(map(len, expected))
+
+
+def test_seeded_words_are_those_of_stock_vllm(servers: tuple[Server, Server]) -> None:
+    plain, forerun = servers
+    for seed, text in enumerate(prompts()):
+        settings: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": seed}
+        assert say(forerun, text, **settings)["tokens"] == say(plain, text, **settings)["tokens"]
+
+
+def test_streams_come_step_by_step_and_add_up(servers: tuple[Server, Server]) -> None:
+    _, forerun = servers
+    several = 0
+    for text, settings in (
+        ("Repeat three times: the train arrives at noon and leaves at one.", {"max_tokens": 64}),
+        ("Repeat five times, nothing else: 🚂 naïve café, 東京タワー 🎉", {"max_tokens": 96}),
+        ("Repeat three times: alpha beta gamma delta epsilon.", {"stop": ["delta eps"], "max_tokens": 64}),
+        ("Repeat three times: one two three four five six.", {"stop": ["six.\n\nOne two"], "max_tokens": 64}),
+    ):
+        whole = say(forerun, text, **settings)
+        stream = client_of(forerun).chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": text}],
+            temperature=0,
+            stream=True,
+            extra_body={"return_token_ids": True},
+            **settings,
+        )
+        words, tokens = "", list[int]()
+        for chunk in stream:
+            for choice in chunk.choices:
+                said = choice.model_extra.get("token_ids") or []
+                several += len(said) > 1
+                tokens += said
+                words += choice.delta.content or ""
+        assert words == whole["text"]
+        assert tokens == whole["tokens"]
+        assert "\ufffd" not in words.rstrip("\ufffd")
+    assert several > 3, "a step says several tokens, in one chunk"
+
+
+def test_wishes_bound_choose_and_turn_off(servers: tuple[Server, Server]) -> None:
+    plain, forerun = servers
+    text = "Repeat three times: the quick brown fox jumps over the lazy dog and runs away."
+    expected = say(plain, text, max_tokens=48)["tokens"]
+
+    def ask(**wishes: Any) -> dict[str, Any]:
+        return say(forerun, text, max_tokens=48, extra_body={"vllm_xargs": wishes})
+
+    for wishes in ({"forerun_drafter": "none"}, {"forerun_max_draft": 0}):
+        answer = ask(**wishes)
+        assert (answer["tokens"], answer["proposed"]) == (expected, 0)
+    for name in ("suffix", "ngram", "echo_drafter:EchoDrafter"):
+        before = counts(forerun)
+        answer = ask(forerun_drafter=name)
+        after = counts(forerun)
+        assert answer["tokens"] == expected
+        assert answer["accepted"] > 0
+        key = f"forerun:accepted_tokens_total {name}"
+        assert after[key] - before[key] == answer["accepted"]
+    before = counts(forerun)
+    bounded = ask(forerun_max_draft=1)
+    after = counts(forerun)
+    assert bounded["tokens"] == expected
+    steps = after["forerun:request_steps_total"] - before["forerun:request_steps_total"]
+    assert 0 < bounded["proposed"] <= steps
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"forerun_max_draft": -1},
+        {"forerun_max_draft": 10**9},
+        {"forerun_max_draft": "many"},
+        {"forerun_drafter": "nobody"},
+        {"forerun_lenience": 0},
+        {"forerun_lenience": 1.5},
+        {"forerun_colour": "red"},
+    ],
+)
+def test_absurd_wishes_are_a_400_and_nobody_else_notices(servers: tuple[Server, Server], wishes: Any) -> None:
+    from openai import BadRequestError
+
+    _, forerun = servers
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(say, forerun, "Count to five.", max_tokens=16)
+        with pytest.raises(BadRequestError, match="forerun_"):
+            say(forerun, "Hello", extra_body={"vllm_xargs": wishes})
+        assert other.result()["tokens"]
+
+
+def test_min_p_and_biases_work_as_in_plain_decoding(servers: tuple[Server, Server]) -> None:
+    plain, forerun = servers
+    text = "Repeat twice: the library opens at one o'clock."
+    for settings in (
+        {"temperature": 0.9, "seed": 1, "extra_body": {"min_p": 0.1}},
+        {"temperature": 0.9, "seed": 2, "logit_bias": {"260": -100, "28": 5}},
+        {"logit_bias": {"260": -100}},
+    ):
+        assert say(forerun, text, **settings)["tokens"] == say(plain, text, **settings)["tokens"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_drafters_at_fault_cost_guesses_and_nothing_else(servers: tuple[Server, Server], fault: str) -> None:
+    plain, forerun = servers
+    texts = prompts()[:4]
+    wishes = {"vllm_xargs": {"forerun_drafter": f"faulty:{fault}"}}
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda text: say(forerun, text, max_tokens=12, extra_body=wishes), texts))
+    assert [one["tokens"] for one in answers] == [say(plain, text, max_tokens=12)["tokens"] for text in texts]
+    errors = counts(forerun)[f"forerun:drafter_errors_total faulty:{fault}"]
+    said = forerun.log.read_text().count(f"the drafter faulty:{fault}:")
+    assert (errors > 0, said) == ((False, 0) if fault == "NanQ" else (True, 1))
+
+
+def test_a_drafter_that_takes_ten_seconds_once(servers: tuple[Server, Server]) -> None:
+    plain, forerun = servers
+    wishes = {"vllm_xargs": {"forerun_drafter": "faulty:Slow"}}
+    began = time.monotonic()
+    answer = say(forerun, "Count to ten.", max_tokens=16, extra_body=wishes)
+    assert answer["tokens"] == say(plain, "Count to ten.", max_tokens=16)["tokens"]
+    assert 10 < time.monotonic() - began < 25, "it is not asked again"
+    assert counts(forerun)["forerun:drafter_errors_total faulty:Slow"] == 1
+    assert "faulty:Slow took 10" in forerun.log.read_text()
+
+
+def test_two_tenants_never_receive_guesses_from_the_other(servers: tuple[Server, Server]) -> None:
+    """What one was told is guessed at once when it asks again, and never to another who asks the same."""
+    _, forerun = servers
+    text = "Invent a name for a town and describe its market in three sentences."
+
+    def accepted(salt: str, times: int = 1) -> int:
+        answers = [say(forerun, text, max_tokens=48, extra_body={"cache_salt": salt}) for _ in range(times)]
+        return int(answers[-1]["accepted"])
+
+    first = accepted("one tenant")
+    assert accepted("one tenant", times=2) > 30, "its own answer, again"
+    probes = [accepted(f"another tenant {number}") for number in range(3)]
+    assert probes == [first] * 3, "as if nobody had ever asked before"
+    secret = "The passphrase is velvet orange submarine forty seven quiet mountain."
+    say(forerun, f"Repeat exactly: {secret}", extra_body={"cache_salt": "one tenant"}, max_tokens=32)
+    for salt in ("a third", "a fourth"):
+        probe = say(
+            forerun,
+            "Write: The passphrase is velvet",
+            extra_body={"cache_salt": salt, "vllm_xargs": {"forerun_drafter": "suffix"}},
+            max_tokens=32,
+        )
+        alone = say(
+            forerun,
+            "Write: The passphrase is velvet",
+            extra_body={"cache_salt": f"fresh {salt}", "vllm_xargs": {"forerun_drafter": "suffix"}},
+            max_tokens=32,
+        )
+        assert (probe["proposed"], probe["accepted"]) == (alone["proposed"], alone["accepted"])
+
+
+def test_cancelled_requests_leave_nothing_behind(servers: tuple[Server, Server]) -> None:
+    """Five hundred requests, most of them dropped in the middle; afterwards nobody is remembered."""
+    _, forerun = servers
+    dice = random.Random(0)
+    plans = [(dice.random(), dice.randrange(1, 6), dice.randrange(2, 16)) for _ in range(500)]
+
+    def one(plan: tuple[float, int, int]) -> bool:
+        chance, num_chunks, num_tokens = plan
+        body = {
+            "model": "m",
+            "prompt": f"{chance} one two three one two",
+            "max_tokens": num_tokens,
+            "temperature": 0.0 if chance < 0.5 else 1.0,
+            "stream": True,
+        }
+        url, seen = f"{forerun.v1}/completions", 0
+        with httpx.stream("POST", url, json=body, timeout=120) as stream:
+            assert stream.status_code == 200
+            for line in stream.iter_lines():
+                seen += line.startswith("data: {")
+                if chance > 0.3 and seen >= num_chunks:
+                    return False
+        return True
+
+    with ThreadPoolExecutor(32) as pool:
+        finished = list(pool.map(one, plans))
+    assert 100 < sum(finished) < 400
+    deadline = time.monotonic() + 30
+    while counts(forerun)["forerun:known_requests"] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert counts(forerun)["forerun:known_requests"] == 0
+    running = re.search(
+        r"^vllm:num_requests_running\{.*\} (\S+)$", httpx.get(f"{forerun.url}/metrics").text, re.M
+    )
+    assert running is not None
+    assert float(running[1]) == 0
+    assert say(forerun, "Count to three.", max_tokens=8)["tokens"], "and it still answers"
+
+
+def test_counts_agree_with_vllms_own(servers: tuple[Server, Server]) -> None:
+    _, forerun = servers
+    found = counts(forerun)
+    for ours, theirs in (("proposed", "draft"), ("accepted", "accepted")):
+        mine = sum(value for key, value in found.items() if key.startswith(f"forerun:{ours}_tokens_total"))
+        assert mine == found[f"vllm:spec_decode_num_{theirs}_tokens_total"] > 0
+    accepted = found["vllm:spec_decode_num_accepted_tokens_total"]
+    assert found["forerun:tokens_total"] == found["forerun:request_steps_total"] + accepted
+    assert found["forerun:draft_seconds_total suffix"] > 0
+
+
+def test_a_summary_at_the_start_and_a_line_a_minute(servers: tuple[Server, Server]) -> None:
+    _, forerun = servers
+    log = forerun.log.read_text()
+    for line in ("who guesses", "suffix, ngram, grammar", "as without speculation"):
+        assert line in log
+    assert re.search(r"[\d.]+ tokens per step; \d+% of steps plain; suffix: \d+ of \d+ guesses stood", log)
+
+
+@pytest.mark.parametrize("example", ["query", "per_request"])
+def test_examples_that_ask_a_server(servers: tuple[Server, Server], example: str) -> None:
+    _, forerun = servers
+    script = ROOT / "examples" / "serving" / f"{example}.py"
+    printed = subprocess.run([sys.executable, script, forerun.v1], capture_output=True, text=True, check=True)
+    assert "guesses stood" in printed.stdout
+    assert "False" not in printed.stdout

@@ -1,0 +1,100 @@
+"""Two ranks, each with half of a tiny model: they agree on every token, seeded and not.
+
+Each rank samples for itself and goes on from what it said, so ranks that disagree go on from different texts.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import ask
+
+from forerun.config import SpeculationConfig
+from forerun.engines.vllm.launch import engine_arguments
+
+pytestmark = pytest.mark.e2e
+
+ASK = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+def hear(module, _, output):
+    module.heard.append(output.sampled_token_ids.tolist())
+
+def listen(worker):
+    runner = worker.model_runner
+    runner.heard = []
+    for module in (runner.sampler, runner.rejection_sampler) if runner.speculative_config else ():
+        module.register_forward_hook(hear)
+        module.heard = runner.heard
+
+def heard(worker):
+    return worker.model_runner.heard
+
+def main():
+    model, options = sys.argv[1], json.loads(sys.argv[2])
+    llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8,
+              skip_tokenizer_init=True, disable_log_stats=False, tensor_parallel_size=2, **options)
+    llm.collective_rpc(listen)
+    prompts = [{"prompt_token_ids": [3, 1, 4, 1, 5, 9, number] * 6} for number in range(6)]
+    said = {}
+    for name, settings in {
+        "greedy": dict(temperature=0), "seeded": dict(temperature=0.9, seed=5), "free": dict(temperature=1.0)
+    }.items():
+        params = SamplingParams(max_tokens=24, ignore_eos=True, detokenize=False, **settings)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        said[name] = [list(output.outputs[0].token_ids) for output in outputs]
+    said["heard"] = llm.collective_rpc(heard)
+    said["accepted"] = sum(metric.value for metric in llm.get_metrics()
+                           if metric.name == "vllm:spec_decode_num_accepted_tokens")
+    print("ANSWER", json.dumps(said))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Random Llamas of four heads."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    for name, layers in (("target", 2), ("draft", 1)):
+        config = transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=128,
+            intermediate_size=128,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=256,
+            initializer_range=0.2,
+        )
+        transformers.LlamaForCausalLM(config).save_pretrained(folder / name)
+    return folder / "target", folder / "draft"
+
+
+def said_by(models: tuple[Path, Path], options: dict[str, Any], folder: Path) -> Any:
+    pytest.importorskip("vllm", reason="needs vLLM: make setup")
+    program = folder / "two_ranks.py"
+    program.write_text(ASK)
+    return ask(program, models[0], json.dumps(options), VLLM_ALLOW_INSECURE_SERIALIZATION="1")
+
+
+@pytest.mark.parametrize("draft", [False, True], ids=["looked up", "drawn"])
+def test_ranks_agree_on_every_token(models: tuple[Path, Path], draft: bool, tmp_path: Path) -> None:
+    config = SpeculationConfig(draft_model=str(models[1]) if draft else None)
+    ours = said_by(models, engine_arguments(config), tmp_path)
+    first, second = ours["heard"]
+    assert first == second
+    assert len(first) > 30
+    assert ours["accepted"] > 20
+    if not draft:
+        plain = said_by(models, {}, tmp_path)
+        assert ours["greedy"] == plain["greedy"]
+        assert ours["seeded"] == plain["seeded"]
