@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from openai import OpenAI
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from transformers import AutoModelForCausalLM
 
 from forerun.bench.replay import geometric_mean
 from forerun.bench.servers import forerun_command, started, vllm_command
@@ -110,9 +112,12 @@ def main() -> None:
                 )
         for ask_one in clients.values():
             ask_one(chosen[0])
-        result = {
-            str(width): measure(clients, chosen, width) for width in map(int, options.concurrency.split(","))
+        measured = {
+            width: measure(clients, chosen, width) for width in map(int, options.concurrency.split(","))
         }
+    result = {str(width): figures(answers, walls, chosen) for width, (answers, walls) in measured.items()}
+    for found, (answers, _) in zip(result.values(), measured.values(), strict=True):
+        found["near-ties"] = adjudicate(options.model, chosen, answers)
     for width, found in result.items():
         show(width, found)
     if options.output:
@@ -144,7 +149,7 @@ def choose(transcripts: list[Transcript], num: int) -> list[Transcript]:
 
 def measure(
     clients: dict[str, Callable[[Transcript], Answer]], chosen: list[Transcript], width: int
-) -> dict[str, Any]:
+) -> tuple[dict[str, list[Answer]], dict[str, list[float]]]:
     """Every client on every prompt, alternating; at a width above one, so many prompts at a time."""
     answers: dict[str, list[Answer]] = {name: [] for name in clients}
     walls: dict[str, list[float]] = {name: [] for name in clients}
@@ -155,6 +160,13 @@ def measure(
             with ThreadPoolExecutor(len(group)) as pool:
                 answers[name] += pool.map(ask_one, group)
             walls[name].append(time.perf_counter() - began)
+    return answers, walls
+
+
+def figures(
+    answers: dict[str, list[Answer]], walls: dict[str, list[float]], chosen: list[Transcript]
+) -> dict[str, Any]:
+    """What is recorded of the answers."""
     return {
         "categories": [transcript.category for transcript in chosen],
         "seconds per token": {name: [one.per_token for one in found] for name, found in answers.items()},
@@ -168,6 +180,34 @@ def measure(
             for name, found in answers.items()
         },
     }
+
+
+def adjudicate(
+    model: str, chosen: list[Transcript], answers: dict[str, list[Answer]]
+) -> dict[str, list[dict[str, float]]]:
+    """Where answers first part from plain vLLM's: how far apart the two tokens are in float32.
+
+    Beside each gap stands what bfloat16 alone does to gaps there: twice the largest error that it makes in
+    the logits of the twenty likeliest tokens, run through the same model in both precisions.
+    """
+    exact, rough = (
+        AutoModelForCausalLM.from_pretrained(model, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, mine in answers.items():
+        found[name] = []
+        for transcript, plain, other in zip(chosen, answers["vLLM plain"], mine, strict=True):
+            pairs = enumerate(zip(plain.tokens, other.tokens, strict=False))
+            part = next((at for at, (a, b) in pairs if a != b), None)
+            if part is not None:
+                text = torch.tensor([[*transcript.prompt.tolist(), *plain.tokens[:part]]])
+                with torch.no_grad():
+                    logits, near = (each(text).logits[0, -1].float() for each in (exact, rough))
+                top = logits.topk(20).indices
+                error = (near[top] - near[top].mean()) - (logits[top] - logits[top].mean())
+                gap = float((logits[plain.tokens[part]] - logits[other.tokens[part]]).abs())
+                found[name].append({"gap": gap, "bound": 2 * float(error.abs().max())})
+    return found
 
 
 def show(width: str, found: dict[str, Any]) -> None:
@@ -190,6 +230,9 @@ def show(width: str, found: dict[str, Any]) -> None:
     walls = {name: sum(found["wall seconds"][name]) for name in names}
     table.add_row("whole time", *(f"{walls['vLLM plain'] / walls[name]:.2f}" for name in names))
     table.add_row("same words", *(f"{found['same words as plain'][name]}" for name in names))
+    for key in ("gap", "bound"):
+        most = {name: max((tie[key] for tie in found["near-ties"][name]), default=0.0) for name in names}
+        table.add_row(f"largest {key}", *(f"{most[name]:.2f}" for name in names))
     Console().print(table)
 
 

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 def ask(program: str | Path, *args: str | Path, **environment: str) -> Any:
     """Run a program that starts an engine, and return the JSON that it answers with.
@@ -26,3 +28,23 @@ def ask(program: str | Path, *args: str | Path, **environment: str) -> Any:
     assert finished.returncode == 0, finished.stderr[-3000:]
     (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]
     return json.loads(line.removeprefix("ANSWER "))
+
+
+def make_llamas(folder: Path, *, vocab_size: int, heads: int) -> tuple[Path, Path]:
+    """A tiny random target and a tinier draft, saved where vLLM can load them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    for name, layers in (("target", 2), ("draft", 1)):
+        config = LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=32 * heads,
+            intermediate_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            max_position_embeddings=256,
+            initializer_range=0.2,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder / name)
+    return folder / "target", folder / "draft"

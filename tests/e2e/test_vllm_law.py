@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import ask
+from engines import ask, make_llamas
 from scipy.stats import chisquare
 
 from forerun.config import SpeculationConfig
@@ -54,22 +54,8 @@ print("ANSWER", json.dumps(said))
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A tiny target and a tinier draft that is somewhat like it."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
-    folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    for name, layers in (("target", 2), ("draft", 1)):
-        config = transformers.LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=64,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.2,
-        )
-        transformers.LlamaForCausalLM(config).save_pretrained(folder / name)
-    return folder / "target", folder / "draft"
+    pytest.importorskip("transformers", reason="needs the extra `local`")
+    return make_llamas(tmp_path_factory.mktemp("models"), vocab_size=VOCAB, heads=2)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from engines import ask
+from engines import ask, make_llamas
 
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
 
 pytestmark = pytest.mark.e2e
+
+RANKS = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+"""Functions may be sent to the ranks, and each has a core of its own."""
 
 ASK = """
 import json, sys
@@ -61,29 +63,15 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Random Llamas of four heads."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
-    folder = tmp_path_factory.mktemp("models")
-    torch.manual_seed(0)
-    for name, layers in (("target", 2), ("draft", 1)):
-        config = transformers.LlamaConfig(
-            vocab_size=64,
-            hidden_size=128,
-            intermediate_size=128,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=256,
-            initializer_range=0.2,
-        )
-        transformers.LlamaForCausalLM(config).save_pretrained(folder / name)
-    return folder / "target", folder / "draft"
+    pytest.importorskip("transformers", reason="needs the extra `local`")
+    return make_llamas(tmp_path_factory.mktemp("models"), vocab_size=64, heads=4)
 
 
 def said_by(models: tuple[Path, Path], options: dict[str, Any], folder: Path) -> Any:
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     program = folder / "two_ranks.py"
     program.write_text(ASK)
-    return ask(program, models[0], json.dumps(options), VLLM_ALLOW_INSECURE_SERIALIZATION="1")
+    return ask(program, models[0], json.dumps(options), **RANKS)
 
 
 @pytest.mark.parametrize("draft", [False, True], ids=["looked up", "drawn"])

@@ -17,7 +17,9 @@ from scipy.stats import chisquare
 pytest.importorskip("vllm", reason="needs the extra `vllm`")
 
 from test_vllm_plain_words import runner_of, sampling
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from test_vllm_sampler import CONFIG
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors, MinTokensLogitsProcessor
 from vllm.v1.sample.sampler import Sampler as StockSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -125,3 +127,26 @@ def test_where_p_is_none_a_request_says_what_plain_sampling_says() -> None:
     finally:
         P.copy_(before)
     assert all(len(tokens) == 1 for tokens in said)
+
+
+def test_requests_below_their_minimum_are_followed() -> None:
+    """What a processor remembers of guesses that fall cannot be taken back, so they are not judged."""
+    outputs: list[list[int]] = [[], []]
+    processor = MinTokensLogitsProcessor(CONFIG, torch.device("cpu"), False)
+    processors = LogitsProcessors([processor])
+    params = SamplingParams(min_tokens=3, stop_token_ids=[0])
+    added: list[Any] = [(0, params, [], outputs[0])]
+    processor.update_state(BatchUpdate(batch_size=2, removed=[], added=added, moved=[]))
+    runner = runner_of(outputs, processors)
+    runner._draft_probs, runner._draft_prob_req_ids = Q.expand(2, *Q.shape), runner.input_batch.req_ids
+    sampler = Sampler(StockSampler(), runner, SpeculationConfig())
+    sampler.plan = Plan(frozenset(runner.input_batch.req_ids), 2)
+    judged = sampler._judged([[1, 2], [1, 2]], sampling(2, outputs, logitsprocs=processors))
+    assert list(judged) == [1]
+
+
+def test_the_engines_warm_up_has_guesses_and_no_requests() -> None:
+    sampler = Sampler(StockSampler(), runner_of([], LogitsProcessors()), SpeculationConfig())
+    metadata = SpecDecodeMetadata.make_dummy([[0], [0]], torch.device("cpu"))
+    output = sampler(metadata, None, torch.randn(4, VOCAB), sampling(2, [[], []]))
+    assert output.sampled_token_ids.shape == (2, 2)

@@ -26,6 +26,8 @@ class Plain:
 
     def __init__(self) -> None:
         self.drawn: list[list[int]] = []
+        self.num_rows: list[int] = []
+        self.temperatures: list[Any] = []
         self.outputs: list[list[list[int]]] = []
 
     @staticmethod
@@ -33,11 +35,14 @@ class Plain:
         return logits.argmax(dim=-1)
 
     def __call__(self, logits: torch.Tensor, sampling: SamplingMetadata) -> SamplerOutput:
-        self.drawn.append(sorted(sampling.generators))
+        self.drawn.append([generator.initial_seed() for generator in sampling.generators.values()])
+        self.num_rows.append(len(logits))
+        self.temperatures.append(sampling.temperature)
         self.outputs.append([list(output) for output in sampling.output_token_ids])
         tokens = logits.argmax(dim=-1, keepdim=True).to(torch.int32)
         logprobs = LogprobsTensors(tokens, logits.gather(1, tokens.long()), tokens[:, 0])
-        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
+        wanted = sampling.max_num_logprobs is not None
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs if wanted else None)
 
 
 def sampling(num: int, outputs: list[list[int]], **changed: Any) -> SamplingMetadata:
@@ -102,9 +107,19 @@ def test_words_are_kept_up_to_the_first_that_was_not_guessed(greedy: bool) -> No
 
 
 def test_a_generator_draws_once_for_every_token_that_is_said() -> None:
-    generators = {request: torch.Generator() for request in range(4)}
+    generators = {request: torch.Generator().manual_seed(request) for request in range(4)}
     _, plain, _ = run(GUESSES, TARGET, generators=generators)
     assert plain.drawn == [[0, 1, 2, 3], [0, 3], [0, 3]]
+    _, plain, _ = run(GUESSES, TARGET, generators=generators, bad_words_token_ids={0: [[7, 7]]})
+    assert plain.drawn == [[0, 1, 2, 3], [0, 3], [0, 3]]
+
+
+def test_only_those_that_still_speak_are_sampled_for_where_that_can_be_told_apart() -> None:
+    assert run(GUESSES, TARGET)[1].num_rows == [4, 2, 2]
+    assert run(GUESSES, TARGET, bad_words_token_ids={0: [[7, 7]]})[1].num_rows == [4, 4, 4]
+    temperature = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    _, plain, _ = run(GUESSES, TARGET, temperature=temperature, top_p=temperature / 4)
+    assert [each.tolist() for each in plain.temperatures] == [[1.0, 2.0, 3.0, 4.0], [1.0, 4.0], [1.0, 4.0]]
 
 
 def test_what_was_kept_counts_as_said_and_is_then_taken_back() -> None:

@@ -90,22 +90,22 @@ class Sampler(torch.nn.Module):
         logprobs: list[LogprobsTensors] = []
         with self._counting_as_said(said) as update:
             for position in range(deepest + 1):
-                ahead = torch.tensor([min(position, len(guess)) for guess in guesses])
-                rows = logits[(starts + ahead).to(logits.device)]
-                waiting = {place: judged[place] for place in alive if place in judged}
-                p = weights(self.plain, rows.clone(), sampling) if waiting else rows
-                generators = {place: gen for place, gen in sampling.generators.items() if place in alive}
-                output = self.plain(rows, replace(sampling, generators=generators))
+                asked = alive if _is_bare(sampling) else list(range(len(guesses)))
+                ahead = torch.tensor([min(position, len(guesses[place])) for place in asked])
+                rows = logits[(starts[asked] + ahead).to(logits.device)]
+                settings = _of(sampling, asked, alive)
+                waiting = [(row, judged[place]) for row, place in enumerate(asked) if place in judged]
+                p = weights(self.plain, rows.clone(), settings) if waiting else rows
+                output = self.plain(rows, settings)
                 tokens = output.sampled_token_ids[:, 0].tolist()
-                for place, each in waiting.items():
-                    tokens[place] = each.see(position, p[place], tokens[place])
-                for place in alive:
-                    said[place].append(tokens[place])
+                for row, each in waiting:
+                    tokens[row] = each.see(position, p[row], tokens[row])
+                for row, place in enumerate(asked):
+                    if place in alive:
+                        said[place].append(tokens[row])
                 if output.logprobs_tensors is not None:
                     logprobs.append(output.logprobs_tensors)
-                alive = [
-                    place for place in alive if guesses[place][position : position + 1] == said[place][-1:]
-                ]
+                alive = [at for at in alive if guesses[at][position : position + 1] == said[at][-1:]]
                 if not alive:
                     break
                 update(alive)
@@ -202,23 +202,44 @@ def _minimums(sampling: SamplingMetadata) -> Iterator[Collection[int]]:
         yield getattr(processor, "min_toks", ())
 
 
+def _of(sampling: SamplingMetadata, asked: Sequence[int], alive: Collection[int]) -> SamplingMetadata:
+    """The settings of some requests, in this order; only those that still speak have generators."""
+    generators = {
+        row: sampling.generators[place]
+        for row, place in enumerate(asked)
+        if place in alive and place in sampling.generators
+    }
+    if not _is_bare(sampling):
+        return replace(sampling, generators=generators)
+    columns = {
+        name: None if getattr(sampling, name) is None else getattr(sampling, name)[list(asked)]
+        for name in ("temperature", "top_p", "top_k")
+    }
+    return replace(sampling, generators=generators, **columns)
+
+
 def _is_plain_greedy(sampling: SamplingMetadata) -> bool:
     """Whether every request takes the likeliest token, and nothing changes which one that is."""
+    return bool(sampling.all_greedy and _is_bare(sampling))
+
+
+def _is_bare(sampling: SamplingMetadata) -> bool:
+    """Whether nothing but temperature, top-k and top-p is asked for, by nobody in the batch."""
     return bool(
-        sampling.all_greedy
-        and sampling.max_num_logprobs is None
+        sampling.max_num_logprobs is None
         and not sampling.logprob_token_ids
         and sampling.no_penalties
         and sampling.allowed_token_ids_mask is None
         and not sampling.bad_words_token_ids
-        and all(_is_idle(processor) for processor in sampling.logitsprocs.non_argmax_invariant)
+        and all(_is_idle(processor) for processor in sampling.logitsprocs.all)
         and sampling.thinking_budget_state_holder is None
     )
 
 
 def _is_idle(processor: Any) -> bool:
     """Whether one of vLLM's own processors has nobody to work for; of others one cannot know."""
-    return {} in (getattr(processor, "min_toks", None), getattr(processor, "biases", None))
+    nobody = {} in (getattr(processor, "min_toks", None), getattr(processor, "biases", None))
+    return nobody or getattr(processor, "min_p_count", None) == 0
 
 
 def _split(tokens: list[int], sizes: Sequence[int]) -> list[list[int]]:
