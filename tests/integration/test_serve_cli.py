@@ -70,7 +70,10 @@ def test_the_doctor_finds_nothing_broken_here() -> None:
 
 
 def test_the_doctor_says_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.drafters.registry.make_drafters", lambda _: {}["nobody"])
+    def fail(_: object) -> None:
+        raise KeyError("nobody")
+
+    monkeypatch.setattr("forerun.drafters.registry.make_drafters", fail)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "KeyError: 'nobody'" in result.output
