@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engines import ask
+from safetensors.torch import save_file
 
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
@@ -67,11 +70,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 ASK = """
 import json, sys
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 
-model, sample, asked, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+model, sample, adapter = sys.argv[1:4]
+asked, options = json.loads(sys.argv[4]), json.loads(sys.argv[5])
 prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sample)][:3]
-settings = dict(dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=False)
+settings = dict(dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=False,
+                enable_lora=True, max_lora_rank=8)
 llm = LLM(model=model, **settings, **options)
 
 def answers(outputs):
@@ -88,11 +94,13 @@ for name, sampling in asked.items():
         sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
-    params = SamplingParams(max_tokens=48, **sampling)
+    params = SamplingParams(max_tokens=32, **sampling)
     said[name] = answers([llm.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts])
-together = [SamplingParams(max_tokens=48, **asked[name]) for name in ("greedy", "seeded")]
+together = [SamplingParams(max_tokens=32, **asked[name]) for name in ("greedy", "seeded")]
 said["together"] = answers(llm.generate(prompts * 2, together * len(prompts), use_tqdm=False))
-before = counter("accepted_tokens")
+lora = LoRARequest("adapter", 1, adapter)
+both = together * len(prompts)
+said["adapter"] = answers(llm.generate(prompts * 2, both, lora_request=lora, use_tqdm=False))
 full = [{"prompt_token_ids": (prompt["prompt_token_ids"] * 9)[:497]} for prompt in prompts]
 said["full"] = answers(llm.generate(full, together[1:] * len(full), use_tqdm=False))
 said["preempted"] = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
@@ -108,7 +116,7 @@ print("ANSWER", json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def answers(smollm2: Path) -> tuple[Any, Any]:
+def answers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """What stock vLLM says without speculation, and what it says with our guesses and our sampler."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     ours = {
@@ -118,12 +126,27 @@ def answers(smollm2: Path) -> tuple[Any, Any]:
         "num_gpu_blocks_override": 22,  # room for one long request and a half: others are preempted
         "max_num_batched_tokens": 96,  # longer prompts are read in parts; plain decoding reads them in one go
     }
+    adapter = make_adapter(tmp_path_factory.mktemp("adapter"))
     settings = json.dumps(SETTINGS)
-    plain = ask(ASK, smollm2, SAMPLE, settings, json.dumps({}))
-    return plain, ask(ASK, smollm2, SAMPLE, settings, json.dumps(ours))
+    plain = ask(ASK, smollm2, SAMPLE, adapter, settings, json.dumps({}))
+    return plain, ask(ASK, smollm2, SAMPLE, adapter, settings, json.dumps(ours))
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, "together", "full"])
+def make_adapter(folder: Path) -> Path:
+    """A random LoRA adapter for SmolLM2."""
+    torch.manual_seed(0)
+    weights = {}
+    for layer, (name, width) in product(range(30), (("q_proj", 576), ("v_proj", 192))):
+        prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+        weights[f"{prefix}.lora_A.weight"] = torch.randn(8, 576) / 20
+        weights[f"{prefix}.lora_B.weight"] = torch.randn(width, 8) / 20
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "bias": "none"}))
+    return folder
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, "together", "adapter", "full"])
 def test_the_words_are_those_of_plain_decoding(answers: tuple[Any, Any], name: str) -> None:
     plain, ours = answers
     for before, after in zip(plain[name], ours[name], strict=True):
@@ -137,6 +160,7 @@ def test_the_words_are_those_of_plain_decoding(answers: tuple[Any, Any], name: s
 def test_guesses_were_accepted_on_the_way(answers: tuple[Any, Any]) -> None:
     plain, ours = answers
     assert plain["accepted"] == 0
+    assert plain["adapter"] != plain["together"]
     assert ours["preempted"] > 0 == plain["preempted"]
     assert max(len(one["tokens"]) for one in ours["full"]) == 15, "to the last token there is room for"
     assert ours["accepted"] > 300

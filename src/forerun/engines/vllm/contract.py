@@ -54,7 +54,6 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.structured_output.StructuredOutputManager.validate_tokens": ("self", "request"),
     "vllm.v1.engine.input_processor.InputProcessor.__init__": ("self", "vllm_config"),
     "vllm.v1.engine.input_processor.InputProcessor._validate_params": ("self", "params"),
-    "vllm.v1.metrics.prometheus.get_prometheus_registry": (),
 }
 """Functions and how their parameters begin."""
 

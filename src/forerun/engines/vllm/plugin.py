@@ -6,13 +6,15 @@ checked, min-p and biases are let through, and our counts stand beside vLLM's. E
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import wraps
 from typing import Any
 
+from prometheus_client import REGISTRY
+from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.metrics import prometheus
 
 from forerun.engines.vllm.launch import SCHEDULER, settings_of
 from forerun.engines.vllm.metrics import Collector
@@ -31,10 +33,6 @@ def register() -> None:
     InputProcessor._forerun = True
     InputProcessor.__init__ = _knowing(InputProcessor.__init__)
     InputProcessor._validate_params = _checking(InputProcessor._validate_params)
-    counting = _counting(prometheus.get_prometheus_registry)
-    for name in ("vllm.v1.metrics.prometheus", "vllm.entrypoints.serve.instrumentator.metrics"):
-        if name in sys.modules:
-            sys.modules[name].get_prometheus_registry = counting  # type: ignore[attr-defined]
 
 
 def _is_ours(vllm_config: Any) -> bool:
@@ -57,7 +55,7 @@ def _knowing(stock: Any) -> Any:
         if _is_ours(vllm_config):
             self._forerun_drafters = settings_of(vllm_config).names
             self.speculative_config = None
-            _instances.add(vllm_config.instance_id)
+            _show_counts(vllm_config.instance_id)
 
     return make
 
@@ -77,17 +75,22 @@ def _checking(stock: Any) -> Any:
     return validate
 
 
-def _counting(stock: Any) -> Any:
-    """What the web server's metrics are read from, with our counts in it."""
+def _show_counts(instance: str) -> None:
+    """Let this process's metrics have our counts of a vLLM beside vLLM's own.
 
-    @wraps(stock)
-    def registry() -> Any:
-        found = stock()
-        if not any(isinstance(each, Collector) for each in found._collector_to_names):
-            found.register(Collector(_instances))
-        return found
+    Several web servers share theirs through files that prometheus_client collects; it collects ours too.
+    """
+    if not _instances and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        REGISTRY.register(Collector(_instances))
+    elif not _instances:
+        collect: Any = MultiProcessCollector.collect
 
-    return registry
+        @wraps(collect)
+        def collect_all(self: Any) -> Any:
+            return [*collect(self), *Collector(_instances).collect()]
+
+        MultiProcessCollector.collect = collect_all  # type: ignore[method-assign]
+    _instances.add(instance)
 
 
 def _mend_llvmlite() -> None:
