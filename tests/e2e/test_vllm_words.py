@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "greedy with penalties": {"temperature": 0, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
-    "greedy with minimum tokens": {"temperature": 0, "min_tokens": 40},
+    "greedy with minimum tokens": {"temperature": 0, "min_tokens": 28},
     "greedy with bad words": {"temperature": 0, "bad_words": [" library", " the"]},
     "greedy with logprobs": {"temperature": 0, "logprobs": 2},
     "greedy with a bias": {"temperature": 0, "logit_bias": {"260": -4.0, "28": 3.0, "338": -100.0}},
@@ -121,7 +121,7 @@ def answers(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[An
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     ours = {
         **engine_arguments(SpeculationConfig(share_outputs=True, max_draft=12)),
-        "max_num_seqs": 16,
+        "max_num_seqs": 6,
         "block_size": 32,
         "num_gpu_blocks_override": 22,  # room for one long request and a half: others are preempted
         "max_num_batched_tokens": 96,  # longer prompts are read in parts; plain decoding reads them in one go
@@ -163,7 +163,7 @@ def test_guesses_were_accepted_on_the_way(answers: tuple[Any, Any]) -> None:
     assert plain["adapter"] != plain["together"]
     assert ours["preempted"] > 0 == plain["preempted"]
     assert max(len(one["tokens"]) for one in ours["full"]) == 15, "to the last token there is room for"
-    assert ours["accepted"] > 300
+    assert ours["accepted"] > 200
 
 
 def test_an_earlier_answer_is_guessed_under_its_own_salt_only(answers: tuple[Any, Any]) -> None:
