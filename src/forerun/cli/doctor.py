@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -117,10 +115,12 @@ def _on_cpu() -> Iterator[Finding]:
     """What only matters, or only fails, where vLLM runs on a CPU."""
     import torch
 
+    from forerun.engines.vllm.launch import openmp
+
     if torch.cuda.is_available():
         return
     preloaded = os.environ.get("LD_PRELOAD", "")
-    for library, found in (("libiomp5", _openmp()), ("libtcmalloc", None)):
+    for library, found in (("libiomp5", openmp()), ("libtcmalloc", None)):
         if library in preloaded:
             yield Finding(library, "fine", "preloaded")
         elif found is not None:
@@ -138,11 +138,6 @@ def _on_cpu() -> Iterator[Finding]:
         "note",
         "seeded requests with long prompts fail on CPUs (chunked prefill); with forerun serve they do not",
     )
-
-
-def _openmp() -> Path | None:
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    return library if library.exists() else None
 
 
 EXAMINATIONS: dict[str, Callable[[], Iterator[Finding]]] = {

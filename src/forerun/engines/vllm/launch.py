@@ -6,7 +6,9 @@ This module imports neither vllm nor anything that compiles: every process of vL
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from forerun.config import SpeculationConfig
@@ -50,6 +52,12 @@ def engine_arguments(
         "worker_cls": WORKER,
         "additional_config": {**(additional_config or {}), "forerun": settings},
     }
+
+
+def openmp() -> Path | None:
+    """The library that vLLM wants preloaded on CPUs, if it came with this environment."""
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    return library if library.exists() else None
 
 
 def settings_of(vllm_config: Any) -> SpeculationConfig:

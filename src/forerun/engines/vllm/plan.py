@@ -13,14 +13,13 @@ _NAME: Final = "forerun_plan"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Whose guesses in this step were drawn by the draft model, and how many it draws for the next.
+    """Whose guesses in this step were drawn by the draft model.
 
     Who was drawn for has to be said: guesses that were looked up may happen to be what was drawn, and to
     judge them by the draw's q just then would be to look at values.
     """
 
     drawn: frozenset[str] = frozenset()
-    how_far: int = 0
 
 
 def attach(scheduler_output: Any, plan: Plan) -> None:

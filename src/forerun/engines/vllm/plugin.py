@@ -1,7 +1,8 @@
 """What vLLM loads in every one of its processes, through its entry points for plugins.
 
 In the web server, and only for a vLLM that runs with our scheduler: what a request asks of speculation is
-checked, min-p and biases are let through, and our counts stand beside vLLM's. Elsewhere nothing is touched.
+checked, min-p and biases are let through, and our counts stand beside vLLM's. Elsewhere what is wrapped
+passes everything on.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ class Sampler(torch.nn.Module):
         self.plain = plain
         self.runner = runner
         self.config = config
+        self.names = config.names
         self.plan = Plan()
 
     def forward(
@@ -168,7 +169,7 @@ class Sampler(torch.nn.Module):
         return q if len(q) == num_guesses and is_distribution(q) else None
 
     def _lenience(self, name: str) -> float:
-        asked = Wishes.read(self.runner.requests[name].sampling_params.extra_args, self.config.names).lenience
+        asked = Wishes.read(self.runner.requests[name].sampling_params.extra_args, self.names).lenience
         return self.config.lenience if asked is None else asked
 
     def _is_constrained(self, name: str) -> bool:

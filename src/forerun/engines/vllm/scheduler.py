@@ -38,7 +38,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         tally.publish(self.vllm_config.instance_id, self.vllm_config.parallel_config.data_parallel_index)
         self.minutes = Minutes(tally, time.monotonic())
         self._drawn: set[str] = set()
-        self._began = 0.0
+        self._began = self._took = 0.0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Guess, then schedule as vLLM does."""
@@ -54,9 +54,8 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
                 request.spec_token_ids = []
                 self.guesser.withdraw(request.request_id)
         if self.pace is not None:
-            how_far = self.pace.how_far() if self._wants_model(output) else 0
-            output.num_spec_tokens_to_schedule = how_far
-            attach(output, Plan(frozenset(self._drawn), how_far))
+            output.num_spec_tokens_to_schedule = self.pace.how_far() if self._wants_model(output) else 0
+            attach(output, Plan(frozenset(self._drawn)))
         self._began = time.perf_counter()
         return output
 

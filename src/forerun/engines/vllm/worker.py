@@ -131,26 +131,25 @@ def _all_processors() -> Iterator[None]:
         gpu_model_runner.build_logitsprocs = build
 
 
-class CPUWorker(StockCPUWorker):  # type: ignore[misc]
+class _Ours:
+    """What both workers do with vLLM's."""
+
+    model_runner: Any
+
+    def init_device(self) -> None:
+        """As vLLM does it, then with our sampler."""
+        check()
+        with _all_processors():
+            super().init_device()  # type: ignore[misc]
+        install(self.model_runner)
+
+
+class CPUWorker(_Ours, StockCPUWorker):  # type: ignore[misc]
     """The worker for CPUs."""
 
-    def init_device(self) -> None:
-        """As vLLM does it, then with our sampler."""
-        check()
-        with _all_processors():
-            super().init_device()
-        install(self.model_runner)
 
-
-class CUDAWorker(StockCUDAWorker):  # type: ignore[misc]
+class CUDAWorker(_Ours, StockCUDAWorker):  # type: ignore[misc]
     """The worker for GPUs. Never run."""
-
-    def init_device(self) -> None:
-        """As vLLM does it, then with our sampler."""
-        check()
-        with _all_processors():
-            super().init_device()
-        install(self.model_runner)
 
 
 Worker = CPUWorker if current_platform.is_cpu() else CUDAWorker
