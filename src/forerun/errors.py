@@ -9,7 +9,11 @@ ForerunError
 ├── InvalidDistribution       numbers that are no distribution: NaN, nothing left to say (also a ValueError)
 ├── InvalidCorpus             a corpus file that is cut off, damaged or of another version (also a ValueError)
 ├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
-├── ServerFailed              a server that was started does not answer (also a RuntimeError)
+├── UnreadablePrompts         a file that holds no prompts (also a ValueError)
+├── UnreadableModel           a directory that holds no model, or not all of one (also a ValueError)
+├── UnreadableAnswer          a server's answer does not say which tokens it is made of (also a ValueError)
+├── ServerFailed              a server does not answer, or not with sense (also a RuntimeError)
+├── RequestRefused            a server does not take a request (also a ValueError)
 ├── UnsupportedEngine         a vLLM that is not the one we know (also a RuntimeError)
 ├── VocabularyMismatch        two models or files that do not share their tokens (also a ValueError)
 └── MissingExtra              an optional dependency is not installed (also an ImportError)
@@ -52,8 +56,24 @@ class UnreadableTranscripts(ForerunError, ValueError):
     """A file that does not hold transcripts."""
 
 
+class UnreadablePrompts(ForerunError, ValueError):
+    """A file that does not hold prompts."""
+
+
+class UnreadableModel(ForerunError, ValueError):
+    """A directory that does not hold a model, or not all of one."""
+
+
+class UnreadableAnswer(ForerunError, ValueError):
+    """A server's answer does not say which tokens it is made of."""
+
+
 class ServerFailed(ForerunError, RuntimeError):
-    """A server that was started does not answer."""
+    """A server does not answer, or not with sense."""
+
+
+class RequestRefused(ForerunError, ValueError):
+    """A server does not take a request."""
 
 
 class UnsupportedEngine(ForerunError, RuntimeError):

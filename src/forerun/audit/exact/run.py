@@ -34,6 +34,7 @@ def as_json(row: Row) -> dict[str, Any]:
         "name": row.name,
         "kind": row.kind.name.lower(),
         row.kind.value: row.held,
+        "finding": row.kind.value if row.held else f"NOT {row.kind.value}",
         "cases": row.num_cases,
         "outcomes": row.num_outcomes,
     }

@@ -1,0 +1,252 @@
+"""An OpenAI-compatible server, asked for completions: tokens as the server made them, never text cut again.
+
+Faults of the network (stalls, closed connections, errors of the server, answers that are no JSON) are tried
+again after a pause, and counted. They are never a verdict: what cannot be asked raises `ServerFailed`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final, TypeAlias, TypeVar
+
+import httpx
+
+from forerun.audit.dialects import Dialect, spoken_by
+from forerun.errors import RequestRefused, ServerFailed, UnreadableAnswer
+from forerun.types import SamplingParams
+
+Token: TypeAlias = int | str
+"""A token id, or how the token reads where a server does not tell its id."""
+
+END: Final = "<end>"
+"""The token of an answer that ended where its server shows no token for it."""
+
+Read = TypeVar("Read")
+
+_TRIES: Final = 6
+_PAUSE: Final = 0.5
+_MOST_CONCURRENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to continue: token ids where they are known, and text where there is one."""
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: its tokens, and how many of them were guesses that stood, where the server tells."""
+
+    tokens: tuple[Token, ...]
+    prompt_ids: tuple[int, ...] = ()
+    num_accepted: int | None = None
+    logprobs: tuple[dict[Token, float], ...] = ()
+
+
+class Endpoint:
+    """A server at a URL, with or without /v1. Any number of threads may ask at once."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str = "none",
+        dialect: Dialect | None = None,
+        timeout: float = 120.0,
+        pause: float = _PAUSE,
+    ) -> None:
+        base = url.rstrip("/")
+        self.url = base if base.endswith("/v1") else f"{base}/v1"
+        self.faults: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._pause = pause
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"},
+            timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+            limits=httpx.Limits(max_connections=_MOST_CONCURRENT),
+        )
+        try:
+            served = self._served()
+        except BaseException:
+            self.close()
+            raise
+        self.model = model or str(served.get("id", ""))
+        self.dialect = dialect or spoken_by(str(served.get("owned_by", "")))
+
+    @property
+    def told_faults(self) -> str:
+        """The faults so far, in a sentence."""
+        told = ", ".join(f"{number} x {fault}" for fault, number in self.faults.most_common())
+        return f"faults of {self.url} that were tried again: {told}"
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        num_tokens: int,
+        *,
+        num_choices: int = 1,
+        num_logprobs: int | None = None,
+    ) -> list[Answer]:
+        """Answers of at most so many tokens."""
+        logprobs = num_logprobs if num_logprobs is not None else self.dialect.logprobs
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": list(prompt.ids) if prompt.ids and self.dialect.takes_ids else prompt.text,
+            "max_tokens": num_tokens,
+            "n": num_choices,
+            **self.dialect.settings(sampling),
+            **self.dialect.extra,
+            **({} if logprobs is None else {"logprobs": logprobs}),
+        }
+        if not body["prompt"]:
+            raise RequestRefused(f"{self.url} takes prompts as text only, and this one has none")
+        return self._ask(
+            "POST", "/completions", body, lambda answer: read_answers(answer, num_choices, num_tokens)
+        )
+
+    def num_accepted(self) -> float | None:
+        """How many guesses have stood since the server began, if its metrics say so."""
+        try:
+            page = self._client.get(self.url.removesuffix("/v1") + "/metrics", timeout=10.0)
+        except httpx.HTTPError:
+            return None
+        values = [
+            float(line.rsplit(" ", 1)[1])
+            for line in page.text.splitlines()
+            if "spec_decode_num_accepted_tokens_total" in line and not line.startswith("#")
+        ]
+        return sum(values) if page.is_success and values else None
+
+    def _served(self) -> dict[str, Any]:
+        """The first model of the server's list."""
+        models: dict[str, Any] = self._ask("GET", "/models", None, lambda answer: dict(answer["data"][0]))
+        return models
+
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None, read: Callable[[dict[str, Any]], Read]
+    ) -> Read:
+        """One request, tried again after faults."""
+        fault = ""
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(self._pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))  # noqa: S311
+            try:
+                return read(self._try(method, path, body))
+            except _Fault as error:
+                fault = str(error)
+            except (LookupError, TypeError, AttributeError):
+                fault = "JSON that is no answer"
+            with self._lock:
+                self.faults[fault] += 1
+        raise ServerFailed(f"{self.url}{path} failed {_TRIES} times in a row, last by: {fault}")
+
+    def _try(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """One request; whatever may be better next time is a fault."""
+        try:
+            response = self._client.request(method, self.url + path, json=body)
+            if response.is_success:
+                return dict(response.json())
+        except httpx.TimeoutException as error:
+            raise _Fault("no answer in time") from error
+        except httpx.TransportError as error:
+            raise _Fault(f"connection: {type(error).__name__}") from error
+        except ValueError as error:
+            raise _Fault("no JSON") from error
+        if response.status_code >= 500 or response.status_code == 429:
+            raise _Fault(f"status {response.status_code}")
+        raise RequestRefused(f"{self.url}{path} says {response.status_code}: {response.text[:300]}")
+
+
+class _Fault(Exception):
+    """Something that may not happen again."""
+
+
+def read_answers(answer: dict[str, Any], num_choices: int, num_tokens: int) -> list[Answer]:
+    """All choices of a response; what its metrics say of the whole is told with the first."""
+    choices = [read_choice(choice, num_tokens) for choice in answer["choices"]]
+    if len(choices) != num_choices:
+        raise UnreadableAnswer(
+            f"the server gave {len(choices)} answers where it was asked for {num_choices}: see --choices"
+        )
+    speculation = (answer.get("metrics") or {}).get("speculative_decoding") or {}
+    timings = answer.get("timings") or {}
+    accepted = speculation.get("num_accepted_draft_tokens", timings.get("draft_n_accepted"))
+    prompt = tuple(answer.get("prompt_token_ids") or choices[0].prompt_ids)
+    return [replace(choices[0], num_accepted=accepted, prompt_ids=prompt), *choices[1:]]
+
+
+def read_choice(choice: dict[str, Any], num_tokens: int) -> Answer:
+    """One choice, in whatever way its server shows tokens."""
+    tokens = _tokens(choice)
+    if len(tokens) < num_tokens and choice.get("finish_reason") == "stop" and not choice.get("token_ids"):
+        tokens = (*tokens, END)
+    if not tokens:
+        raise UnreadableAnswer(
+            "the server does not show which tokens its answer is made of: it needs `return_token_ids` or"
+            " `logprobs` (see docs/auditing.md for the flags of each server)"
+        )
+    return Answer(
+        tokens,
+        prompt_ids=tuple(choice.get("prompt_token_ids") or ()),
+        logprobs=_logprobs(choice.get("logprobs") or {}),
+    )
+
+
+def _tokens(choice: dict[str, Any]) -> tuple[Token, ...]:
+    """The tokens of a choice: ids, or bytes, or how they read."""
+    if choice.get("token_ids"):
+        return tuple(choice["token_ids"])
+    logprobs = choice.get("logprobs") or {}
+    if content := logprobs.get("content"):
+        return tuple(_named(token) for token in content)
+    return tuple(_spelled(token) for token in logprobs.get("tokens") or ())
+
+
+def _logprobs(logprobs: dict[str, Any]) -> tuple[dict[Token, float], ...]:
+    """The likeliest tokens of each position."""
+    if content := logprobs.get("content"):
+        return tuple(
+            {_named(each): each["logprob"] for each in one.get("top_logprobs", ())} for one in content
+        )
+    return tuple(
+        {_spelled(token): value for token, value in (one or {}).items()}
+        for one in logprobs.get("top_logprobs") or ()
+    )
+
+
+def _named(token: dict[str, Any]) -> Token:
+    """A token of the newer format: by id, or by its bytes."""
+    if isinstance(token.get("id"), int):
+        return int(token["id"])
+    if token.get("bytes"):
+        return bytes(token["bytes"]).decode("utf-8", errors="backslashreplace")
+    return _spelled(token["token"])
+
+
+def _spelled(token: str) -> Token:
+    """A token of the older format: `token_id:7`, or how it reads."""
+    head, _, number = token.partition(":")
+    return int(number) if head == "token_id" and number.isdigit() else token
+
+
+def looked_up(tokens: Sequence[Token]) -> frozenset[Token]:
+    """What followed earlier occurrences of the last token: what a look-up would guess, whatever its rule."""
+    if not tokens:
+        return frozenset()
+    last = tokens[-1]
+    return frozenset(after for token, after in pairwise(tokens) if token == last)

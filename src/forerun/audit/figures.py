@@ -1,0 +1,83 @@
+"""Plots of a report as SVG, drawn with matplotlib (the extra `plots`)."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+from forerun.errors import MissingExtra
+
+_GREEN, _RED, _BLUE, _GREY = "#2b8a3e", "#c92a2a", "#1971c2", "#868e96"
+
+
+def draw_evidence(
+    trace: list[tuple[int, float]], rows: list[tuple[str, list[Any]]], error_rate: float
+) -> str:
+    """The e-process over samples: all bettors together, each row, and where a difference is found."""
+    figure, axes = _axes(7.5, 3.8)
+    total = max([at for at, _ in trace], default=1)
+    for _, points in rows:
+        most = max([at for at, _ in points], default=1)
+        axes.plot([at / most * total for at, _ in points], [log for _, log in points], color=_GREY, lw=0.8)
+    axes.plot([at for at, _ in trace], [log for _, log in trace], color=_BLUE, lw=2, label="all together")
+    axes.axhline(-math.log10(error_rate), color=_RED, ls="--", lw=1, label="a difference is found")
+    axes.plot([], [], color=_GREY, lw=0.8, label="single settings (drawn to the same width)")
+    axes.set(xlabel="samples", ylabel="evidence, powers of ten")
+    axes.legend(frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def draw_compared(rows: list[tuple[str, list[Any]]], against: str) -> str:
+    """How often beginnings were said against how often they should be, one panel for each row."""
+    columns = min(4, max(1, len(rows)))
+    lines = math.ceil(len(rows) / columns)
+    figure, grid = _axes(2.6 * columns, 2.5 * lines, lines, columns)
+    for axes, (name, points) in zip(grid, rows, strict=False):
+        axes.plot([1e-4, 1], [1e-4, 1], color=_GREY, lw=0.8)
+        expected = [max(x, 1e-4) for x, _ in points]
+        axes.plot(expected, [max(y, 1e-4) for _, y in points], ".", color=_BLUE, ms=4, alpha=0.7)
+        axes.set(xscale="log", yscale="log", xlim=(1e-4, 1.2), ylim=(1e-4, 1.2))
+        axes.set_title(name, fontsize=8, loc="left")
+        axes.tick_params(labelsize=7)
+    for axes in grid[len(rows) :]:
+        axes.set_visible(False)
+    figure.supxlabel(against, fontsize=9)
+    figure.supylabel("seen", fontsize=9)
+    return _svg(figure)
+
+
+def draw_gaps(rows: list[dict[str, Any]]) -> str:
+    """Where answers parted: the gap of the two tokens, and up to where it is a tie."""
+    figure, axes = _axes(7.5, 0.8 + 0.28 * len(rows))
+    for line, row in enumerate(rows):
+        colour = _RED if row["finding"] == "difference" else _GREEN
+        axes.plot([0, row["bound"]], [line, line], color=_GREY, lw=6, alpha=0.35, solid_capstyle="butt")
+        axes.plot(row["gap"], line, "o", color=colour, ms=6)
+    axes.set_yticks(range(len(rows)), [f"{row['name']} at {row['at']}" for row in rows], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="gap of the two logits in float32 (dot); ties reach as far as the bar")
+    axes.set_xlim(left=0)
+    return _svg(figure)
+
+
+def _axes(width: float, height: float, lines: int | None = None, columns: int = 1) -> tuple[Any, Any]:
+    """A figure with its axes: one, or a list of them."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plots") from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if lines is not None:
+        return figure, list(figure.subplots(lines, columns, squeeze=False).flat)
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    """The figure as an element of a page."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,95 @@
+"""A report as one page that needs nothing else: no script, no network."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from forerun.audit.figures import draw_compared, draw_evidence, draw_gaps
+from forerun.audit.report import Report
+from forerun.audit.words import cell, summary
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>forerun audit $audit: $verdict</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+.verdict { padding: .8rem 1rem; border-left: .4rem solid; background: #f8f9fa; font-size: 1.1rem }
+.code0 { border-color: #2b8a3e } .code1 { border-color: #c92a2a } .code2 { border-color: #e67700 }
+.table { overflow-x: auto } table { border-collapse: collapse; font-size: .9rem }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #dee2e6; white-space: nowrap }
+th:first-child, td:first-child { text-align: left } td.difference { color: #c92a2a; font-weight: bold }
+svg { max-width: 100%; height: auto }
+pre { overflow-x: auto; background: #f8f9fa; padding: .8rem; font-size: .8rem }
+</style>
+</head>
+<body>
+<h1>forerun audit $audit</h1>
+<p class="verdict code$code"><b>$verdict</b>: $reason</p>
+<ul>$summary</ul>
+$figures
+<h2>One by one</h2>
+<div class="table"><table>$table</table></div>
+<h2>What was asked, and with what</h2>
+<pre>$question</pre>
+</body>
+</html>
+""")
+
+
+def write_page(report: Report, file: Path) -> None:
+    """Write the page."""
+    told = {"question": report.question, "made": report.as_json()["made"]}
+    file.write_text(
+        _PAGE.substitute(
+            audit=escape(report.audit),
+            verdict=escape(report.verdict.value),
+            reason=escape(report.reason),
+            code=report.verdict.exit_code,
+            summary="".join(f"<li>{escape(line)}</li>" for line in summary(report)),
+            figures="".join(f"<h2>{escape(title)}</h2>{svg}" for title, svg in _figures(report)),
+            table=_table(report),
+            question=escape(json.dumps(told, indent=1, ensure_ascii=False)),
+        ),
+        encoding="utf-8",
+    )
+
+
+def _figures(report: Report) -> list[tuple[str, str]]:
+    """What there is to see in this report."""
+    figures = []
+    if trace := report.details.get("trace"):
+        rows = [(row["name"], row["trace"]) for row in report.rows if row.get("trace")]
+        figures.append(
+            ("The evidence as it came in", draw_evidence(trace, rows, report.details["error_rate"]))
+        )
+    if compared := [(row["name"], row["compared"]) for row in report.rows if row.get("compared")]:
+        figures.append(
+            (
+                "What was said, against what should be",
+                draw_compared(compared, report.details.get("expected", "expected")),
+            )
+        )
+    if parted := [row for row in report.rows if row.get("gap") is not None]:
+        figures.append(("Where answers parted", draw_gaps(parted)))
+    return figures
+
+
+def _table(report: Report) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in report.columns.values())
+    return f"<tr>{head}</tr>" + "".join(_line(row, list(report.columns)) for row in report.rows)
+
+
+def _line(row: dict[str, Any], keys: list[str]) -> str:
+    finding = " class='difference'" if row.get("finding") == "difference" else ""
+    cells = "".join(
+        f"<td{finding if key == 'finding' else ''}>{escape(cell(key, row.get(key)))}</td>" for key in keys
+    )
+    return f"<tr>{cells}</tr>"

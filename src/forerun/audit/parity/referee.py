@@ -1,0 +1,100 @@
+"""Who decides whether two answers parted over a tie: the reference, in float32.
+
+Where a server in a lower precision takes another token than one in float32 would, the two were close. How
+close is a matter of the precision: the same model is run in it here, over the end of the same text, and the
+largest error it makes in the difference of two likely logits is what one server may be off by. Two servers
+may be off by the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import torch
+
+from forerun.audit.endpoint import Token
+from forerun.audit.sampled.against_model import TokenReader
+from forerun.core.rules import Context, History, apply_rules
+from forerun.core.settings import Settings
+from forerun.errors import ConfigurationError
+from forerun.models.reference import Reference
+from forerun.types import SamplingParams
+
+PRECISIONS: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_WINDOW: Final = 32
+_LIKELY: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """How far apart two tokens are where answers parted, and how far rounding can move them."""
+
+    gap: float
+    bound: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains it."""
+        return self.gap <= self.bound
+
+
+class Referee:
+    """Rules on places where answers part."""
+
+    def __init__(self, model: Reference, precisions: Sequence[str], bound: float | None = None) -> None:
+        if unknown := [each for each in precisions if each not in PRECISIONS]:
+            raise ConfigurationError(
+                f"precision {unknown[0]} cannot be run here; there are {', '.join(PRECISIONS)}: for another,"
+                " give the bound itself"
+            )
+        self._model = model
+        self._precisions = [PRECISIONS[each] for each in precisions]
+        self._bound = bound
+        self._in: dict[torch.dtype, Reference] = {model.dtype: model}
+        self.read = TokenReader(model)
+
+    def rule(
+        self,
+        prompt: Sequence[int],
+        said: Sequence[Token],
+        tokens: tuple[Token, Token],
+        sampling: SamplingParams,
+    ) -> Ruling:
+        """Rule on two tokens after a prompt and what both answers said."""
+        path = self.read(said)
+        one, other = self.read(tokens)
+        logits = self._model.after(prompt, [path]).float()
+        apply_rules(logits, Settings.of([sampling]), [Context(History(prompt), path)])
+        gap = float((logits[0, one] - logits[0, other]).abs())
+        if self._bound is not None:
+            return Ruling(gap, self._bound)
+        text = [*prompt, *path]
+        return Ruling(gap, sum(self._error(text, dtype) for dtype in self._precisions))
+
+    def _error(self, text: Sequence[int], dtype: torch.dtype) -> float:
+        """The largest error of a precision in the difference of two likely logits, near the end of a text."""
+        better = torch.float64 if dtype == torch.float32 else torch.float32
+        num = min(_WINDOW, len(text))
+        exact, rough = (self._running(each).along(text, num).double() for each in (better, dtype))
+        likely = exact.topk(min(_LIKELY, exact.shape[1])).indices
+        errors = (rough - exact).gather(1, likely)
+        return float((errors.amax(1) - errors.amin(1)).max())
+
+    def _running(self, dtype: torch.dtype) -> Reference:
+        if dtype not in self._in:
+            self._in[dtype] = Reference(self._model.name, dtype)
+        return self._in[dtype]
+
+    @cached_property
+    def told(self) -> str:
+        """How the bound comes about, in a sentence."""
+        if self._bound is not None:
+            return f"gaps up to {self._bound:g} count as ties, as given"
+        names = " and ".join(str(each).removeprefix("torch.") for each in self._precisions)
+        return (
+            f"gaps up to what {names} were seen to move the difference of two likely logits by, over the last"
+            f" {_WINDOW} tokens, count as ties"
+        )

@@ -1,0 +1,170 @@
+"""`forerun audit greedy` and `forerun audit seeded`: the same tokens, and if not, was it rounding?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from forerun.audit.endpoint import Token
+from forerun.audit.parity.answers import Pair
+from forerun.audit.parity.chance import Partings, parting_chance
+from forerun.audit.parity.referee import Referee
+from forerun.audit.report import Finding, Report
+from forerun.errors import ServerFailed
+
+COLUMNS = {
+    "name": "request",
+    "finding": "",
+    "num_tokens": "tokens",
+    "at": "parted at",
+    "plain": "plain says",
+    "tested": "tested says",
+    "gap": "gap",
+    "bound": "tie up to",
+}
+
+
+class Allowance(Protocol):
+    """How much rounding may move logits, and the law at the places of an answer."""
+
+    def __call__(self, pair: Pair) -> tuple[float, float]:
+        """sigma and epsilon."""
+
+
+def judge_greedy(pairs: Iterable[Pair], referee: Referee | None, watch: Callable[[], None]) -> Report:
+    """Every first difference is a near-tie, or a difference; undecided where there is no reference."""
+    rows: list[dict[str, Any]] = []
+    unfinished = _each(pairs, lambda pair: rows.append(_greedy_row(pair, len(rows) + 1, referee)), watch)
+    found = Counter(row["finding"] for row in rows)
+    finding, reason = _greedy_verdict(found, len(rows), unfinished)
+    return Report(
+        audit="greedy",
+        verdict=finding,
+        reason=reason,
+        rows=tuple(rows),
+        columns=COLUMNS,
+        num_samples=len(rows),
+        notes=() if referee is None or not found - Counter(same=len(rows)) else (referee.told,),
+        details={"findings": dict(found), "num_tokens": sum(row["num_tokens"] for row in rows)},
+    )
+
+
+def _greedy_verdict(found: Counter[str], num: int, unfinished: str) -> tuple[Finding, str]:
+    if found["difference"]:
+        return (
+            Finding.DIFFERENT,
+            f"{found['difference']} of {num} answers part where rounding does not explain it",
+        )
+    if unfinished or not num:
+        return Finding.OPEN, unfinished or "nothing was asked"
+    if found["undecided"]:
+        return Finding.OPEN, (
+            f"{found['undecided']} of {num} answers part; whether over ties, --reference MODEL can tell"
+        )
+    if found["near-tie"]:
+        return Finding.SAME, f"{found['near-tie']} of {num} answers part, each over a near-tie"
+    return Finding.SAME, f"all {num} answers are the same, token for token"
+
+
+def _greedy_row(pair: Pair, number: int, referee: Referee | None) -> dict[str, Any]:
+    row = _row(pair, number)
+    at = pair.at
+    if at is None:
+        return row
+    if referee is None:
+        return row | {"finding": "undecided"}
+    ruling = referee.rule(pair.prompt.ids, pair.plain[:at], pair.parting(), pair.sampling)
+    found = "near-tie" if ruling.near_tie else "difference"
+    return row | {"finding": found, "gap": ruling.gap, "bound": ruling.bound}
+
+
+def judge_seeded(
+    pairs: Iterable[Pair],
+    allowance: Allowance,
+    possible: Callable[[Pair, float], bool] | None,
+    error_rate: float,
+    watch: Callable[[], None],
+) -> Report:
+    """Whether answers with the same seed part more often than rounding explains, or where it cannot."""
+    rows: list[dict[str, Any]] = []
+    bets = Partings()
+    trace: list[tuple[int, float]] = []
+
+    def take(pair: Pair) -> None:
+        row = _row(pair, len(rows) + 1)
+        sigma, epsilon = allowance(pair)
+        for place in range(row["num_tokens"]):
+            bets.hear(place == pair.at, parting_chance(epsilon))
+        if pair.at is not None:
+            ruled_out = possible is not None and not possible(pair, sigma)
+            row["finding"] = "difference" if ruled_out else "parted"
+        rows.append(row | {"epsilon": epsilon})
+        trace.append((sum(each["num_tokens"] for each in rows), bets.evidence))
+
+    unfinished = _each(pairs, take, watch)
+    parted = sum(row["finding"] != "same" for row in rows)
+    impossible = sum(row["finding"] == "difference" for row in rows)
+    highest = max((evidence for _, evidence in trace), default=0.0)
+    if impossible:
+        finding = Finding.DIFFERENT
+        reason = f"{impossible} of {len(rows)} answers say what the settings forbid, whatever is rounded"
+    elif highest >= -math.log10(error_rate):
+        finding, reason = (
+            Finding.DIFFERENT,
+            f"{parted} of {len(rows)} answers part: more than rounding explains",
+        )
+    elif unfinished or not rows:
+        finding, reason = Finding.OPEN, unfinished or "nothing was asked"
+    else:
+        told = "no answer parts" if not parted else f"{parted} of {len(rows)} answers part, as rounding may"
+        finding, reason = Finding.SAME, told
+    columns = {key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")}
+    return Report(
+        audit="seeded",
+        verdict=finding,
+        reason=reason,
+        rows=tuple(rows),
+        columns=columns | {"epsilon": "allowed"},
+        e_value=10 ** min(300.0, bets.evidence),
+        num_samples=len(rows),
+        details={"trace": trace, "error_rate": error_rate},
+    )
+
+
+def _each(pairs: Iterable[Pair], take: Callable[[Pair], None], watch: Callable[[], None]) -> str:
+    """Take every pair; what kept us from the end, if anything did."""
+    try:
+        for pair in pairs:
+            take(pair)
+            watch()
+    except KeyboardInterrupt:
+        return "it was interrupted"
+    except ServerFailed as error:
+        return str(error)
+    return ""
+
+
+def _row(pair: Pair, number: int) -> dict[str, Any]:
+    """What is told of any pair."""
+    at = pair.at
+    seed = "" if pair.sampling.seed is None else f", seed {pair.sampling.seed}"
+    head = pair.prompt.text[:24] or f"prompt {number}"
+    row: dict[str, Any] = {
+        "name": f"{head!r}{seed}",
+        "finding": "same",
+        "num_tokens": len(pair.plain) if at is None else at + 1,
+        "num_accepted": pair.num_accepted,
+    }
+    if at is None:
+        return row
+    plain, tested = pair.parting()
+    said: tuple[Token, ...] = pair.plain[:at]
+    return row | {
+        "at": at,
+        "plain": plain,
+        "tested": tested,
+        "prompt": list(pair.prompt.ids),
+        "said": list(said),
+    }

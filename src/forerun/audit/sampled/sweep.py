@@ -1,0 +1,55 @@
+"""The settings that are swept, because bugs hide in combinations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.audit.endpoint import Prompt
+from forerun.errors import InvalidSampling
+from forerun.types import SamplingParams
+
+SETTINGS: dict[str, SamplingParams] = {
+    "temperature 1": SamplingParams(),
+    "top-k 8": SamplingParams(top_k=8),
+    "cool, top-k 8": SamplingParams(temperature=0.7, top_k=8),
+    "warm, top-k 8": SamplingParams(temperature=1.2, top_k=8),
+    "repetition, top-k 8": SamplingParams(top_k=8, repetition_penalty=1.05),
+    "presence and frequency, top-k 8": SamplingParams(top_k=8, presence_penalty=0.6, frequency_penalty=0.4),
+    "min-p, top-k 8": SamplingParams(top_k=8, min_p=0.05),
+    "all at once, top-k 8": SamplingParams(
+        temperature=0.9, top_k=8, min_p=0.02, repetition_penalty=1.05, presence_penalty=0.4
+    ),
+    "top-p 0.9": SamplingParams(top_p=0.9),
+    "cool, top-p 0.95": SamplingParams(temperature=0.8, top_p=0.95),
+}
+"""Most keep few tokens, so that a bound on their law is within reach; the others can only be tested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination: these settings, after this prompt."""
+
+    name: str
+    sampling: SamplingParams
+    prompt: Prompt
+
+
+def choose_settings(names: list[str]) -> dict[str, SamplingParams]:
+    """The settings of these names, or all."""
+    if unknown := [name for name in names if name not in SETTINGS]:
+        raise InvalidSampling(f"no settings are called {unknown[0]!r}; there are: {', '.join(SETTINGS)}")
+    return {name: SETTINGS[name] for name in names} if names else SETTINGS
+
+
+def combine(settings: dict[str, SamplingParams], prompts: list[Prompt], *, all_prompts: bool) -> list[Case]:
+    """Every setting with every prompt, or each with the next prompt in turn."""
+    if all_prompts and len(prompts) > 1:
+        return [
+            Case(f"{name}, prompt {number}", sampling, prompt)
+            for name, sampling in settings.items()
+            for number, prompt in enumerate(prompts, 1)
+        ]
+    return [
+        Case(name, sampling, prompts[number % len(prompts)])
+        for number, (name, sampling) in enumerate(settings.items())
+    ]

@@ -1,0 +1,65 @@
+"""`forerun audit exact`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from forerun.cli.audit.show import AsJson, Html, finish
+
+if TYPE_CHECKING:
+    from forerun.audit.exact.registry import Row
+    from forerun.audit.report import Report
+
+
+def exact(as_json: AsJson = False, html: Html = None) -> None:
+    """Prove every verifier by enumeration in exact arithmetic, and catch every sabotaged one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from forerun.audit.exact.run import NUM_ROWS, run
+
+    began = time.perf_counter()
+    rows: list[Row] = []
+    columns = (
+        TextColumn("enumerating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=NUM_ROWS)
+        for row in run():
+            rows.append(row)
+            progress.update(task, advance=1, description=row.name)
+    finish(_report(rows, time.perf_counter() - began), as_json=as_json, html=html)
+
+
+def _report(rows: list[Row], seconds: float) -> Report:
+    """The rows in the form that all audits share."""
+    from forerun.audit.exact.registry import Kind
+    from forerun.audit.exact.run import as_json
+    from forerun.audit.report import Finding, Report
+
+    broken = [row.name for row in rows if not row.held]
+    outcomes = sum(row.num_outcomes for row in rows)
+    distances = [float(row.distance or 0) for row in rows if row.kind is Kind.LOSSLESS]
+    return Report(
+        audit="exact",
+        verdict=Finding.DIFFERENT if broken else Finding.SAME,
+        reason=f"NOT exact: {', '.join(broken)}"
+        if broken
+        else f"all {len(rows)} claims hold, over {outcomes:,} outcomes in {seconds:.0f} s",
+        rows=tuple(as_json(row) for row in rows),
+        columns={
+            "name": "",
+            "finding": "verdict",
+            "cases": "cases",
+            "outcomes": "outcomes",
+            "distance": "distance",
+        },
+        tv_bound=max(distances, default=None),
+        num_samples=outcomes,
+        details={"seconds": round(seconds, 2)},
+    )

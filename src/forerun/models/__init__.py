@@ -1,0 +1,1 @@
+"""Running transformers models; the only room that imports transformers."""

@@ -1,0 +1,220 @@
+"""`forerun audit` of servers as a user runs it: against the zoo, which serves a tiny Llama."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from forerun.cli.main import app
+from forerun.errors import MissingExtra
+from zoo.server import Keeper, serving
+from zoo.speculation import Defect, Logits
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 1, 4, 1], [2, 7, 1, 8, 2, 8, 1, 8, 2, 7, 1]]
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama: Any) -> Logits:
+    @cache
+    def logits(text: tuple[int, ...]) -> np.ndarray:
+        with torch.inference_mode():
+            return np.asarray(tiny_llama(torch.tensor([text])).logits[0, -1].double().numpy())
+
+    return logits
+
+
+@pytest.fixture(scope="module")
+def draft(llama: Logits) -> Logits:
+    """The same model, a little off."""
+    off = np.random.default_rng(0).normal(size=16)
+    return lambda text: llama(text) + off
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    tiny_llama.save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):  # the zoo's answers do not end
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": None}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    return file
+
+
+@pytest.fixture
+def plain(llama: Logits, draft: Logits) -> Iterator[str]:
+    with serving(Keeper(llama, draft, seed=7)) as url:
+        yield url
+
+
+@pytest.fixture
+def speakers(llama: Logits, draft: Logits, plain: str) -> tuple[Logits, Logits, str]:
+    return llama, draft, plain
+
+
+def ask(*words: str | Path) -> tuple[int, dict[str, Any]]:
+    result = RUNNER.invoke(app, ["audit", *map(str, words), "--json"])
+    assert result.exit_code in (0, 1, 2), result.output
+    return result.exit_code, json.loads(result.stdout) if result.stdout else {}
+
+
+SAMPLED = ("--settings", "top-k 8", "--settings", "temperature 1", "--samples", "256", "--most-samples", "16")
+
+
+@pytest.mark.parametrize(("defect", "code"), [(Defect.NONE, 0), (Defect.NO_RESIDUAL, 1), (Defect.ARGMAX, 1)])
+def test_sampled_against_a_model(
+    llama: Logits, draft: Logits, model: Path, prompts: Path, tmp_path: Path, defect: Defect, code: int
+) -> None:
+    keep, page = tmp_path / "samples.jsonl", tmp_path / "page.html"
+    with serving(Keeper(llama, draft, defect)) as url:
+        words = ("--reference", model, "--prompts", prompts, *SAMPLED, "--keep", keep, "--html", page)
+        found, report = ask("sampled", "--candidate", url, *words)
+    assert found == code
+    assert report["verdict"] == ("no difference found", "difference")[code]
+    assert (report["e_value"] >= 20) == bool(code)
+    assert report["num_samples"] == sum(row["num_samples"] for row in report["rows"])
+    assert {row["epsilon"] for row in report["rows"]} == {0.001}  # float32 on both sides, and never zero
+    assert any("accepted guesses" in note for note in report["notes"])
+    assert [each["bias"] for each in report["power"]] == [0.01, 0.05]
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    assert not re.search(r'(src|href)="http', text)
+    assert report["verdict"] in text
+
+
+def test_a_law_that_can_be_bounded_is(llama: Logits, draft: Logits, model: Path, prompts: Path) -> None:
+    with serving(Keeper(llama, draft)) as url:
+        words = ("--reference", model, "--prompts", prompts, "--settings", "cool, top-k 8", "--bound", "0.1")
+        code, report = ask("sampled", "--candidate", url, *words)
+    assert code == 0
+    assert report["tv_bound"] <= 0.105
+
+
+@pytest.mark.parametrize(("defect", "code"), [(Defect.NONE, 0), (Defect.GARBAGE, 1)])
+def test_sampled_against_a_server(
+    llama: Logits, draft: Logits, plain: str, prompts: Path, defect: Defect, code: int
+) -> None:
+    with serving(Keeper(llama, draft, defect)) as url:
+        words = ("--baseline", plain, "--prompts", prompts, *SAMPLED)
+        found, report = ask("sampled", "--candidate", url, *words)
+    assert found == code
+    assert 0 < report["tv_bound"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("against", "defect", "code"),
+    [
+        ("server", Defect.NONE, 0),
+        ("server", Defect.GREEDY_RATIO, 1),
+        ("model", Defect.NONE, 0),
+        ("model", Defect.GREEDY_RATIO, 1),
+    ],
+)
+def test_greedy(
+    speakers: tuple[Logits, Logits, str],
+    model: Path,
+    prompts: Path,
+    tmp_path: Path,
+    defect: Defect,
+    code: int,
+    against: str,
+) -> None:
+    llama, draft, plain = speakers
+    page = tmp_path / "page.html"
+    with serving(Keeper(llama, draft, defect)) as url:
+        baseline = (
+            ("--baseline", plain, "--reference", model) if against == "server" else ("--baseline", model)
+        )
+        words = (*baseline, "--prompts", prompts, "--tokens", "32", "--precision", "float32", "--html", page)
+        found, report = ask("greedy", "--candidate", url, *words)
+    assert found == code
+    assert report["findings"].get("difference", 0) == sum(
+        row["finding"] == "difference" for row in report["rows"]
+    )
+    if code:
+        worst = next(row for row in report["rows"] if row["finding"] == "difference")
+        assert worst["gap"] > worst["bound"] > 0
+        assert worst["bound"] < 1e-3
+        assert "<svg" in page.read_text()
+
+
+@pytest.mark.parametrize(("defect", "code"), [(Defect.NONE, 0), (Defect.SEED_DRIFT, 1)])
+def test_seeded(
+    llama: Logits, draft: Logits, plain: str, model: Path, prompts: Path, defect: Defect, code: int
+) -> None:
+    with serving(Keeper(llama, draft, defect)) as url:
+        words = ("--baseline", plain, "--reference", model, "--prompts", prompts, "--tokens", "24")
+        found, report = ask("seeded", "--candidate", url, *words)
+    assert found == code
+    assert (report["e_value"] >= 20) == bool(code)
+
+
+def test_a_server_that_is_not_there_is_no_verdict(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.audit.endpoint._TRIES", 2)
+    result = RUNNER.invoke(
+        app, ["audit", "sampled", "--candidate", "http://127.0.0.1:9", "--reference", str(model)]
+    )
+    assert result.exit_code == 2
+    assert "no verdict" in result.output
+    assert "failed 2 times in a row" in result.output
+
+
+def test_what_to_hold_it_against_must_be_said(plain: str) -> None:
+    result = RUNNER.invoke(app, ["audit", "sampled", "--candidate", plain])
+    assert result.exit_code == 2
+    assert "--reference MODEL or --baseline URL" in result.output
+
+
+def test_a_page_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.audit.figures import draw_gaps
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtra, match=r"forerun\[plots\]"):
+        draw_gaps([])
+
+
+def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
+    llama: Logits, draft: Logits, model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    keep = tmp_path / "samples.jsonl"
+    with serving(Keeper(llama, draft)) as url:
+        words = ["--candidate", url, "--reference", str(model), "--prompts", str(prompts)]
+        words += ["--settings", "temperature 1", "--samples", "2000", "--most-samples", "16"]
+        command = [sys.executable, "-m", "forerun", "audit", "sampled", *words, "--json"]
+        process = subprocess.Popen(
+            [*command, "--keep", keep], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ}
+        )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (keep.exists() and keep.read_text().count("\n") > 3):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        report = json.loads(output)
+        assert process.returncode == 2
+        assert report["verdict"] == "no verdict"
+        assert 0 < report["num_samples"] < 2000
+        assert any(str(keep) in note for note in report["notes"])
+        code, whole = ask("sampled", *words, "--resume", keep)
+    assert code == 0
+    assert whole["num_samples"] == 2000

@@ -1,0 +1,67 @@
+"""Audits of the zoo, as the command runs them, without the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forerun.audit.endpoint import Endpoint, Prompt
+from forerun.audit.journal import Journal
+from forerun.audit.report import Report
+from forerun.audit.sampled.prepare import against_model, against_server
+from forerun.audit.sampled.run import Plan, SampledAudit
+from forerun.audit.sampled.sweep import Case
+from forerun.types import SamplingParams
+from zoo.models import DRAFT, PROMPT, TARGET, TableModel
+from zoo.server import Keeper, serving
+from zoo.speculation import Defect
+
+SETTINGS = {
+    "plain": SamplingParams(),
+    "top-k 4": SamplingParams(top_k=4),
+    "cool, top-p": SamplingParams(temperature=0.7, top_p=0.9),
+    "penalties": SamplingParams(repetition_penalty=1.3, presence_penalty=1.5, frequency_penalty=1.0),
+}
+
+
+def keeper(defect: Defect = Defect.NONE, seed: int = 0) -> Keeper:
+    return Keeper(TARGET, DRAFT, defect, seed)
+
+
+def cases(only: str = "") -> list[Case]:
+    return [
+        Case(name, sampling, Prompt(ids=PROMPT))
+        for name, sampling in SETTINGS.items()
+        if not only or name == only
+    ]
+
+
+def audit(
+    tested: Keeper,
+    folder: Path,
+    plan: Plan,
+    *,
+    baseline: Keeper | None = None,
+    epsilon: float | None = None,
+    resume: bool = False,
+    only: str = "",
+    timeout: float = 30.0,
+) -> Report:
+    """Hold a keeper's server against the table, or against another's."""
+    with serving(tested) as url:
+        candidate = Endpoint(url, timeout=timeout, pause=0.01)
+        journal = Journal(folder / "samples.jsonl", {"of": "the zoo"}, resume=resume)
+        if baseline is None:
+            rows = against_model(cases(only), candidate, TableModel(), plan, epsilon)  # type: ignore[arg-type]
+            run = SampledAudit(rows, candidate, None, plan, journal)
+            report = run.report(run.run(), {})
+        else:
+            with serving(baseline) as plain_url:
+                plain = Endpoint(plain_url, pause=0.01)
+                run = SampledAudit(
+                    against_server(cases(only), plain, plan, epsilon), candidate, plain, plan, journal
+                )
+                report = run.report(run.run(), {})
+                plain.close()
+        candidate.close()
+        journal.close()
+        return report
