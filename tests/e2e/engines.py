@@ -30,6 +30,14 @@ def ask(program: str | Path, *args: str | Path, **environment: str) -> Any:
     return json.loads(line.removeprefix("ANSWER "))
 
 
+def audit(*words: str | Path) -> tuple[int, dict[str, Any]]:
+    """Run `forerun audit` as a user does: its exit code and its report."""
+    command = [sys.executable, "-m", "forerun", "audit", *map(str, words), "--json"]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert finished.returncode in (0, 1, 2), finished.stderr[-2000:]
+    return finished.returncode, json.loads(finished.stdout)
+
+
 def make_llamas(folder: Path, *, vocab_size: int, heads: int) -> tuple[Path, Path]:
     """A tiny random target and a tinier draft, saved where vLLM can load them."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from engines import audit
 
 from forerun.bench.servers import Server, forerun_command, started, vllm_command
 
@@ -327,3 +328,30 @@ def test_examples_that_ask_a_server(servers: tuple[Server, Server], example: str
     printed = subprocess.run([sys.executable, script, forerun.v1], capture_output=True, text=True, check=True)
     assert "guesses stood" in printed.stdout
     assert "False" not in printed.stdout
+
+
+def test_audits_find_no_difference(servers: tuple[Server, Server], smollm2: Path) -> None:
+    """The commands as users run them; longer runs of the same are in docs/auditing.md."""
+    plain, ours = servers
+    both = ("--baseline", plain.url, "--candidate", ours.url, "--reference", smollm2, "--tokens", "12")
+    code, report = audit("greedy", *both, "--precision", "float32")
+    assert code == 0
+    assert report["findings"] == {"same": report["num_samples"]}
+    code, report = audit("seeded", *both, "--seeds", "1")
+    assert code == 0
+    settings = ("--settings", "top-k 8", "--settings", "all at once, top-k 8", "--settings", "top-p 0.9")
+    code, report = audit(
+        "sampled",
+        "--candidate",
+        ours.url,
+        "--reference",
+        smollm2,
+        *settings,
+        "--samples",
+        "64",
+        "--most-samples",
+        "16",
+    )
+    assert code == 0
+    assert report["e_value"] < 20
+    assert any("accepted guesses" in note for note in report["notes"])

@@ -8,12 +8,14 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, prove_race
 from forerun.audit.exact.mutants import MUTANTS
 from forerun.audit.exact.registry import Kind
+from forerun.audit.words import number
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -106,3 +108,19 @@ def test_no_document_names_a_place_on_somebodys_machine() -> None:
         if file.suffix in {".md", ".py", ".toml", ".yml", ".sh", ""} and file.is_file():
             text = file.read_text()
             assert not re.search(r"/(root|home|work|Users)/\w", text), name
+
+
+def test_the_audits_in_the_guide_are_the_recorded_ones() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "audits.json").read_text())
+    guide = (ROOT / "docs" / "auditing.md").read_text()
+    for name, found in record.items():
+        (line,) = [line for line in guide.splitlines() if line.startswith(f"| {name} |")]
+        cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+        assert cells == [found["verdict"], *_figures_of(found)]
+
+
+def _figures_of(found: dict[str, Any]) -> list[str]:
+    """Samples, evidence, bound and seconds of an audit, as the guide prints them."""
+    evidence = "" if found["e_value"] is None else number(found["e_value"])
+    bound = "" if found["tv_bound"] is None else f"{found['tv_bound']:.3f}"
+    return [f"{found['num_samples']:,}", evidence, bound, f"{found['seconds']:.0f} s"]

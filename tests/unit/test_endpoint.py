@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 from forerun.audit.dialects import DIALECTS, LLAMA_CPP_PYTHON, VLLM, spoken_by
 from forerun.audit.endpoint import END, looked_up, read_answers
 from forerun.audit.journal import Batch, Journal
+from forerun.audit.numerics import error_of, largest
 from forerun.audit.prompts import TEXTS, read_prompts
-from forerun.errors import ConfigurationError, UnreadableAnswer, UnreadablePrompts
+from forerun.audit.sampled.against_model import TokenReader
+from forerun.errors import ConfigurationError, UnreadableAnswer, UnreadablePrompts, VocabularyMismatch
 from forerun.types import SamplingParams
 
 
@@ -24,7 +28,8 @@ from forerun.types import SamplingParams
         ({"logprobs": {"tokens": ["token_id:7", "token_id:"]}}, (7, "token_id:")),
         ({"logprobs": {"tokens": [" a", "b"]}}, (" a", "b")),
         ({"logprobs": {"tokens": [" a"]}, "finish_reason": "stop"}, (" a", END)),
-        ({"token_ids": [5, 2], "finish_reason": "stop"}, (5, 2)),
+        ({"token_ids": [5, 2], "finish_reason": "stop"}, (5, 2, END)),
+        ({"token_ids": [], "text": "", "finish_reason": "stop"}, (END,)),
     ],
 )
 def test_tokens_are_ids_or_bytes_or_spellings(choice: dict[str, Any], tokens: tuple[Any, ...]) -> None:
@@ -32,9 +37,54 @@ def test_tokens_are_ids_or_bytes_or_spellings(choice: dict[str, Any], tokens: tu
     assert answer.tokens == tokens
 
 
-def test_answers_that_show_no_tokens_are_not_cut_into_some() -> None:
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_answers_that_show_no_tokens_are_not_cut_into_some(reason: str) -> None:
     with pytest.raises(UnreadableAnswer, match="return_token_ids"):
-        read_answers({"choices": [{"text": "hello", "finish_reason": "length"}]}, 1, 3)
+        read_answers({"choices": [{"text": "hello", "finish_reason": reason}]}, 1, 3)
+
+
+class _Model:
+    """Two tokens, one of which ends an answer."""
+
+    vocab_size = 8
+    ends = frozenset([2])
+
+    def spelled(self, text: str) -> list[int]:
+        return {" a": [5], "b": [6, 7]}.get(text, [])
+
+
+def test_the_end_of_an_answer_counts_once_whether_it_is_shown_or_not() -> None:
+    read = TokenReader(_Model())  # type: ignore[arg-type]
+    assert read((5, 2, END)) == read((5, END)) == read((" a", END)) == (5, 2)
+    assert read((END,)) == (2,)
+    assert read((5, 6)) == (5, 6)
+
+
+def test_tokens_that_the_reference_cannot_place_are_an_error() -> None:
+    read = TokenReader(_Model())  # type: ignore[arg-type]
+    with pytest.raises(UnreadableAnswer, match="2 tokens that read like this"):
+        read(("b",))
+    with pytest.raises(VocabularyMismatch, match="token 9"):
+        read((9,))
+
+
+def test_rounding_that_cannot_be_measured_must_be_given() -> None:
+    assert error_of({1: -0.5}, {2: -0.5}) is None
+    assert error_of({1: -0.5, 2: -1.0}, {1: -0.6, 2: float("-inf")}) == pytest.approx(0.1)
+    assert largest([None, 0.01]) == 0.01
+    with pytest.raises(UnreadableAnswer, match="--epsilon"):
+        largest([None])
+    with pytest.raises(UnreadableAnswer, match="no rounding explains"):
+        largest([0.01, 2.0])
+
+
+def test_audits_against_a_server_need_no_transformers() -> None:
+    code = (
+        "import sys; sys.modules['transformers'] = None;"
+        "import forerun.audit.sampled.prepare, forerun.audit.parity.run, forerun.audit.parity.chance,"
+        " forerun.cli.audit.sampled, forerun.cli.audit.parity"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_answer_too_few_is_noticed() -> None:

@@ -49,6 +49,8 @@ def audit(
     """Hold a keeper's server against the table, or against another's."""
     with serving(tested) as url:
         candidate = Endpoint(url, timeout=timeout, pause=0.01)
+        if not resume:
+            (folder / "samples.jsonl").unlink(missing_ok=True)
         journal = Journal(folder / "samples.jsonl", {"of": "the zoo"}, resume=resume)
         if baseline is None:
             rows = against_model(cases(only), candidate, TableModel(), plan, epsilon)  # type: ignore[arg-type]

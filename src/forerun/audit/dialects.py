@@ -35,7 +35,7 @@ class Dialect:
     """Whether requests without a seed repeat those of the last start, so that each must have its own."""
 
     extra: dict[str, Any] = field(default_factory=dict)
-    """What else makes it show its tokens."""
+    """What else makes it show its tokens, or sample as others do."""
 
     def settings(self, sampling: SamplingParams) -> dict[str, Any]:
         """The sampling settings of a request's body."""
@@ -57,7 +57,15 @@ class Dialect:
 
 VLLM = Dialect("vllm", extra={"return_token_ids": True, "return_tokens_as_token_ids": True})
 SGLANG = Dialect("sglang", all_tokens=-1, extra={"return_token_ids": True})
-LLAMA_SERVER = Dialect("llama-server", repetition_penalty="repeat_penalty", choices=1, logprobs=1)
+LLAMA_SERVER = Dialect(
+    "llama-server",
+    repetition_penalty="repeat_penalty",
+    choices=1,
+    logprobs=1,
+    extra={"samplers": ["penalties", "temperature", "min_p", "top_k", "top_p"], "repeat_last_n": -1},
+)
+"""In vLLM's order, where its own puts temperature last; its penalties count the prompt, vLLM's do not."""
+
 LLAMA_CPP_PYTHON = Dialect(
     "llama-cpp-python",
     repetition_penalty="repeat_penalty",

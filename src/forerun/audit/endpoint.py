@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +17,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 import httpx
 
 from forerun.audit.dialects import Dialect, spoken_by
-from forerun.errors import RequestRefused, ServerFailed, UnreadableAnswer
+from forerun.errors import ForerunError, RequestRefused, ServerFailed, UnreadableAnswer
 from forerun.types import SamplingParams
 
 Token: TypeAlias = int | str
 """A token id, or how the token reads where a server does not tell its id."""
 
 END: Final = "<end>"
-"""The token of an answer that ended where its server shows no token for it."""
+"""What comes last in an answer that ended of itself, whether or not its server shows a token for it."""
 
 Read = TypeVar("Read")
 
@@ -69,6 +68,7 @@ class Endpoint:
         self.url = base if base.endswith("/v1") else f"{base}/v1"
         self.faults: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._pause = pause
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"},
@@ -90,7 +90,8 @@ class Endpoint:
         return f"faults of {self.url} that were tried again: {told}"
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connections; whoever still waits for an answer gets none."""
+        self._closed.set()
         self._client.close()
 
     def complete(
@@ -123,7 +124,7 @@ class Endpoint:
         """How many guesses have stood since the server began, if its metrics say so."""
         try:
             page = self._client.get(self.url.removesuffix("/v1") + "/metrics", timeout=10.0)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, RuntimeError):  # not there, or closed by an interrupt
             return None
         values = [
             float(line.rsplit(" ", 1)[1])
@@ -143,13 +144,16 @@ class Endpoint:
         """One request, tried again after faults."""
         fault = ""
         for attempt in range(_TRIES):
-            if attempt:
-                time.sleep(self._pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = self._pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)  # noqa: S311
+            if self._closed.wait(pause if attempt else 0):
+                raise ServerFailed(f"{self.url} is not asked any more")
             try:
                 return read(self._try(method, path, body))
             except _Fault as error:
                 fault = str(error)
-            except (LookupError, TypeError, AttributeError):
+            except ForerunError:
+                raise
+            except (LookupError, TypeError, AttributeError, ValueError):
                 fault = "JSON that is no answer"
             with self._lock:
                 self.faults[fault] += 1
@@ -163,11 +167,13 @@ class Endpoint:
                 return dict(response.json())
         except httpx.TimeoutException as error:
             raise _Fault("no answer in time") from error
-        except httpx.TransportError as error:
+        except httpx.InvalidURL as error:
+            raise ServerFailed(f"{self.url} is no URL: {error}") from error
+        except httpx.RequestError as error:
             raise _Fault(f"connection: {type(error).__name__}") from error
         except ValueError as error:
             raise _Fault("no JSON") from error
-        if response.status_code >= 500 or response.status_code == 429:
+        if response.status_code >= 500 or response.status_code in (408, 429):
             raise _Fault(f"status {response.status_code}")
         raise RequestRefused(f"{self.url}{path} says {response.status_code}: {response.text[:300]}")
 
@@ -193,15 +199,14 @@ def read_answers(answer: dict[str, Any], num_choices: int, num_tokens: int) -> l
 def read_choice(choice: dict[str, Any], num_tokens: int) -> Answer:
     """One choice, in whatever way its server shows tokens."""
     tokens = _tokens(choice)
-    if len(tokens) < num_tokens and choice.get("finish_reason") == "stop" and not choice.get("token_ids"):
-        tokens = (*tokens, END)
-    if not tokens:
+    if not tokens and choice.get("text"):
         raise UnreadableAnswer(
             "the server does not show which tokens its answer is made of: it needs `return_token_ids` or"
             " `logprobs` (see docs/auditing.md for the flags of each server)"
         )
+    ended = len(tokens) < num_tokens and choice.get("finish_reason") == "stop"
     return Answer(
-        tokens,
+        (*tokens, END) if ended else tokens,
         prompt_ids=tuple(choice.get("prompt_token_ids") or ()),
         logprobs=_logprobs(choice.get("logprobs") or {}),
     )

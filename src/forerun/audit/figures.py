@@ -38,7 +38,7 @@ def draw_compared(rows: list[tuple[str, list[Any]]], against: str) -> str:
         expected = [max(x, 1e-4) for x, _ in points]
         axes.plot(expected, [max(y, 1e-4) for _, y in points], ".", color=_BLUE, ms=4, alpha=0.7)
         axes.set(xscale="log", yscale="log", xlim=(1e-4, 1.2), ylim=(1e-4, 1.2))
-        axes.set_title(name, fontsize=8, loc="left")
+        axes.set_title(name, fontsize=8, loc="left", parse_math=False)
         axes.tick_params(labelsize=7)
     for axes in grid[len(rows) :]:
         axes.set_visible(False)
@@ -54,7 +54,8 @@ def draw_gaps(rows: list[dict[str, Any]]) -> str:
         colour = _RED if row["finding"] == "difference" else _GREEN
         axes.plot([0, row["bound"]], [line, line], color=_GREY, lw=6, alpha=0.35, solid_capstyle="butt")
         axes.plot(row["gap"], line, "o", color=colour, ms=6)
-    axes.set_yticks(range(len(rows)), [f"{row['name']} at {row['at']}" for row in rows], fontsize=7)
+    names = [f"{row['name']} at {row['at']}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=7, parse_math=False)
     axes.invert_yaxis()
     axes.set(xlabel="gap of the two logits in float32 (dot); ties reach as far as the bar")
     axes.set_xlim(left=0)

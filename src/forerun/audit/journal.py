@@ -30,13 +30,17 @@ class Journal:
     """A file of batches that answer one question."""
 
     def __init__(self, file: Path, question: dict[str, Any], *, resume: bool = False) -> None:
+        if file.exists() and not resume:
+            raise ConfigurationError(f"{file} is there already: go on with it by --resume, or name another")
         self.file = file
         self._earlier: list[Batch] = list(_read(file, question)) if resume else []
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._out: TextIO = file.open("w", encoding="utf-8")
+        fresh = file.with_name(f"{file.name}.new")
+        self._out: TextIO = fresh.open("w", encoding="utf-8")
         self._write({"question": question})
         for batch in self._earlier:  # written anew, since the last line may have been cut off
             self.keep(batch)
+        fresh.replace(file)
 
     def earlier(self) -> list[Batch]:
         """What was there when the audit was taken up again."""

@@ -8,7 +8,7 @@ epsilon at a place is the largest change that errors of that size were seen to m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,10 +18,15 @@ import torch
 from forerun.audit.endpoint import Answer, Endpoint, Prompt, Token
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
+from forerun.errors import UnreadableAnswer
 from forerun.types import FloatArray, SamplingParams
 
 FLOOR: Final = 0.001
 """The smallest epsilon: agreement to the last bit is nothing a server promises."""
+
+_CEILING: Final = 0.5
+_CREDIBLE: Final = 0.5
+"""Log-probabilities that are further off than this were not rounded: they are another model's."""
 
 NUM_LOGPROBS: Final = 20
 _NUM_ERRORS: Final = 8
@@ -40,8 +45,8 @@ def epsilons(logits: torch.Tensor, sampling: SamplingParams, sigma: float) -> Fl
     flat = near.flatten(0, 1)
     p = probabilities(likely, Settings.of([bare] * len(likely)))
     moved = probabilities(flat, Settings.of([bare] * len(flat))).view_as(near)
-    largest: FloatArray = ((moved - p).abs().sum(-1).amax(0) / 2).double().numpy()
-    return np.asarray(np.maximum(largest, FLOOR))
+    most: FloatArray = ((moved - p).abs().sum(-1).amax(0) / 2).double().numpy()
+    return np.asarray(np.clip(most, FLOOR, _CEILING))
 
 
 def without_rules(sampling: SamplingParams) -> SamplingParams:
@@ -57,19 +62,36 @@ def rounded(logits: torch.Tensor, sigma: float) -> torch.Tensor:
     return logits + sigma * torch.randn(_NUM_ERRORS, *logits.shape, generator=generator)
 
 
-def error_of(one: Mapping[Token, float], other: Mapping[Token, float]) -> float:
-    """The typical difference between two lists of log-probabilities of the same place; 0 if none compares."""
+def error_of(one: Mapping[Token, float], other: Mapping[Token, float]) -> float | None:
+    """The typical difference between two lists of log-probabilities of one place; None if none compares."""
     shared = [token for token in one if token in other and one[token] > _RELEVANT]
-    if not shared:
-        return 0.0
     errors = np.array([one[token] - other[token] for token in shared])
-    return float(np.sqrt(np.mean(errors**2)))
+    errors = errors[np.isfinite(errors)]
+    return float(np.sqrt(np.mean(errors**2))) if len(errors) else None
 
 
-def ask_logprobs(server: Endpoint, prompt: Prompt, path: Sequence[int] = ()) -> dict[Token, float]:
+def largest(errors: Iterable[float | None]) -> float:
+    """sigma, from what was measured at some places."""
+    known = [error for error in errors if error is not None]
+    if not known:
+        raise UnreadableAnswer(
+            "the server shows no log-probabilities that can be compared, so how much it rounds is not known:"
+            " say it, with --epsilon"
+        )
+    if max(known) > _CREDIBLE:
+        raise UnreadableAnswer(
+            f"the server's own log-probabilities are off by {max(known):.2g}, which no rounding explains: is"
+            " it this model, in this precision? If it is, say what to allow, with --epsilon"
+        )
+    return max(known)
+
+
+def ask_logprobs(
+    server: Endpoint, prompt: Prompt, path: Sequence[int] = (), num: int = NUM_LOGPROBS
+) -> dict[Token, float]:
     """The server's own log-probabilities of the token after a prompt and a path."""
     longer = replace(prompt, ids=(*prompt.ids, *path)) if path else prompt
-    (answer,) = server.complete(longer, _NEUTRAL, 1, num_logprobs=NUM_LOGPROBS)
+    (answer,) = server.complete(longer, _NEUTRAL, 1, num_logprobs=num)
     return answer.logprobs[0] if answer.logprobs else {}
 
 
@@ -80,12 +102,14 @@ def error_against_model(
     expected = torch.log_softmax(logits.double(), dim=-1)
     errors = []
     for row, path in enumerate(paths):
-        said = ask_logprobs(server, prompt, path)
+        said = ask_logprobs(server, prompt, path, min(NUM_LOGPROBS, logits.shape[1]))
         known: dict[Token, float] = {
-            token: float(expected[row, token]) for token in said if isinstance(token, int)
+            token: float(expected[row, token])
+            for token in said
+            if isinstance(token, int) and 0 <= token < expected.shape[1]
         }
         errors.append(error_of(known, said))
-    return max(errors, default=0.0)
+    return largest(errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +127,7 @@ class OwnError:
         return max(found, default=FLOOR)
 
 
-def error_of_server(server: Endpoint, prompt: Prompt, num_tokens: int) -> OwnError:
+def error_of_server(server: Endpoint, prompt: Prompt, num_tokens: int, choices: int) -> OwnError:
     """sigma of a server against itself: the same places as it decodes, in answers of their own, and in
     several answers at once.
     """
@@ -112,15 +136,13 @@ def error_of_server(server: Endpoint, prompt: Prompt, num_tokens: int) -> OwnErr
     )
     ids = prompt.ids or answer.prompt_ids
     errors = [error_of(seen, again) for seen, again in _seen_again(server, prompt, ids, answer)]
-    together = server.complete(
-        prompt, _NEUTRAL, 1, num_choices=server.dialect.choices, num_logprobs=NUM_LOGPROBS
-    )
+    together = server.complete(prompt, _NEUTRAL, 1, num_choices=choices, num_logprobs=NUM_LOGPROBS)
     errors += [
         error_of(answer.logprobs[0], each.logprobs[0])
         for each in together
         if each.logprobs and answer.logprobs
     ]
-    return OwnError(max(errors, default=0.0), answer.logprobs, ids)
+    return OwnError(largest(errors), answer.logprobs, ids)
 
 
 def _seen_again(

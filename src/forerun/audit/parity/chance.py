@@ -8,7 +8,7 @@ Bettors bet that it is more often, so the evidence is an e-value, as in the samp
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from forerun.audit.sampled.betting import wealth
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
-from forerun.models.reference import Reference
+
+if TYPE_CHECKING:
+    from forerun.models.reference import Reference
 
 _RATES: Final = np.array([0.01, 0.03, 0.1, 0.3, 0.9])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -20,8 +20,10 @@ from forerun.audit.sampled.against_model import TokenReader
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.errors import ConfigurationError
-from forerun.models.reference import Reference
 from forerun.types import SamplingParams
+
+if TYPE_CHECKING:
+    from forerun.models.reference import Reference
 
 PRECISIONS: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _WINDOW: Final = 32
@@ -45,13 +47,13 @@ class Referee:
     """Rules on places where answers part."""
 
     def __init__(self, model: Reference, precisions: Sequence[str], bound: float | None = None) -> None:
-        if unknown := [each for each in precisions if each not in PRECISIONS]:
+        if bound is None and (unknown := [each for each in precisions if each not in PRECISIONS]):
             raise ConfigurationError(
                 f"precision {unknown[0]} cannot be run here; there are {', '.join(PRECISIONS)}: for another,"
                 " give the bound itself"
             )
         self._model = model
-        self._precisions = [PRECISIONS[each] for each in precisions]
+        self._precisions = [] if bound is not None else [PRECISIONS[each] for each in precisions]
         self._bound = bound
         self._in: dict[torch.dtype, Reference] = {model.dtype: model}
         self.read = TokenReader(model)
@@ -65,7 +67,7 @@ class Referee:
     ) -> Ruling:
         """Rule on two tokens after a prompt and what both answers said."""
         path = self.read(said)
-        one, other = self.read(tokens)
+        (one,), (other,) = (self.read([token]) for token in tokens)
         logits = self._model.after(prompt, [path]).float()
         apply_rules(logits, Settings.of([sampling]), [Context(History(prompt), path)])
         gap = float((logits[0, one] - logits[0, other]).abs())
@@ -85,7 +87,7 @@ class Referee:
 
     def _running(self, dtype: torch.dtype) -> Reference:
         if dtype not in self._in:
-            self._in[dtype] = Reference(self._model.name, dtype)
+            self._in[dtype] = type(self._model)(self._model.name, dtype)
         return self._in[dtype]
 
     @cached_property

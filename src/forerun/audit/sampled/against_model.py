@@ -7,7 +7,7 @@ what was heard before (what is learnt is learnt between batches), and are paid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from forerun.audit.sampled.betting import wealth
 from forerun.audit.sampled.distance import distance_to_law, slack
 from forerun.audit.sampled.places import Place, Places
 from forerun.audit.sampled.suspicions import SUSPICIONS, Learner, fixed_bets
-from forerun.errors import UnreadableAnswer
-from forerun.models.reference import Reference
+from forerun.errors import UnreadableAnswer, VocabularyMismatch
 from forerun.types import FloatArray
+
+if TYPE_CHECKING:
+    from forerun.models.reference import Reference
 
 _REMEMBERED: Final = 4096
 
@@ -102,8 +104,19 @@ class TokenReader:
         self._model = model
 
     def __call__(self, answer: Sequence[Token]) -> tuple[int, ...]:
-        """The token ids of an answer."""
-        return tuple(token if isinstance(token, int) else self._id_of(token) for token in answer)
+        """The token ids of an answer; one that ended has the token that ends it, shown or not."""
+        shown = (
+            answer[:-1]
+            if len(answer) > 1 and answer[-1] == END and answer[-2] in self._model.ends
+            else answer
+        )
+        ids = tuple(token if isinstance(token, int) else self._id_of(token) for token in shown)
+        if ids and not (min(ids) >= 0 and max(ids) < self._model.vocab_size):
+            raise VocabularyMismatch(
+                f"the server says token {max(ids)}, and the reference knows {self._model.vocab_size}: give"
+                " the model that the server runs"
+            )
+        return ids
 
     def _id_of(self, text: str) -> int:
         ids = sorted(self._model.ends) if text == END else self._model.spelled(text)

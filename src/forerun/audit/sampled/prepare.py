@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forerun.audit.endpoint import Endpoint, Prompt
 from forerun.audit.numerics import OwnError, error_against_model, error_of_server
@@ -14,7 +14,10 @@ from forerun.audit.sampled.distance import looks, samples_to_bound
 from forerun.audit.sampled.places import Places
 from forerun.audit.sampled.run import Plan, Row
 from forerun.audit.sampled.sweep import Case
-from forerun.models.reference import Reference
+from forerun.types import SamplingParams
+
+if TYPE_CHECKING:
+    from forerun.models.reference import Reference
 
 _FEW: Final = 16
 """A top-k of at most so many tokens leaves few enough pairs for a bound to say something."""
@@ -71,7 +74,12 @@ def against_server(
     rows = []
     for case in cases:
         if case.prompt not in measured:
-            measured[case.prompt] = error_of_server(baseline, case.prompt, plan.num_tokens)
+            choices = plan.choices or baseline.dialect.choices
+            measured[case.prompt] = (
+                error_of_server(baseline, case.prompt, plan.num_tokens, choices)
+                if epsilon is None
+                else OwnError(0.0, (), _ids_of(baseline, case.prompt))
+            )
         own = measured[case.prompt]
         judge = AgainstServer(
             own.prompt_ids,
@@ -88,6 +96,11 @@ def against_server(
             )
         )
     return rows
+
+
+def _ids_of(server: Endpoint, prompt: Prompt) -> tuple[int, ...]:
+    """The prompt's token ids, if the server tells them."""
+    return prompt.ids or server.complete(prompt, SamplingParams(), 1)[0].prompt_ids
 
 
 def with_ids(prompt: Prompt, model: Reference) -> Prompt:

@@ -21,7 +21,7 @@ from forerun.audit.report import Finding, Report
 from forerun.audit.sampled.betting import joint_wealth
 from forerun.audit.sampled.distance import samples_to_catch
 from forerun.audit.sampled.sweep import Case
-from forerun.errors import RequestRefused, ServerFailed
+from forerun.errors import ForerunError, RequestRefused
 from forerun.types import FloatArray
 
 _FIRST: Final = 16
@@ -137,15 +137,18 @@ class SampledAudit:
 
     def run(self, watch: Watch = lambda *_: None) -> str:
         """Ask until all is in or the evidence is. What kept it from its end, if anything did."""
-        for batch in self._journal.earlier():
-            self._take(batch)
         with ThreadPoolExecutor(self.plan.at_once) as pool:
             try:
+                for batch in self._journal.earlier():
+                    self._take(batch)
                 while not self._settled and any(row.next_size for row in self.rows):
                     self._round(pool, watch)
             except KeyboardInterrupt:
+                for server in (self._candidate, self._baseline):
+                    if server is not None:
+                        server.close()  # nobody waits for answers that nobody wants
                 return "it was interrupted"
-            except ServerFailed as error:
+            except ForerunError as error:
                 return str(error)
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -159,6 +162,8 @@ class SampledAudit:
                 try:
                     answers, others = tested(), plain()
                 except RequestRefused as error:
+                    if row.num_samples:
+                        raise
                     row.refused = str(error)
                     continue
                 _add_accepted(row, answers)
@@ -202,7 +207,7 @@ class SampledAudit:
 
     @property
     def _settled(self) -> bool:
-        return self.evidence >= math.log10(self.plan.stop_at)
+        return self.evidence >= max(math.log10(self.plan.stop_at), -math.log10(self.plan.error_rate))
 
     def report(self, unfinished: str, question: dict[str, Any], notes: Sequence[str] = ()) -> Report:
         """What was found."""
@@ -248,7 +253,8 @@ class SampledAudit:
 
     def _power(self) -> list[dict[str, Any]]:
         """How many samples catch a bias, at the middling epsilon of the cases."""
-        epsilon = float(np.median([row.judge.epsilon for row in self.rows]))
+        asked = [row.judge.epsilon for row in self.rows if row.num_samples]
+        epsilon = float(np.median(asked)) if asked else 0.0
         bettors = 2 * len(self.rows) * len(self.rows[0].judge.suspicions)
         return [
             {
@@ -271,7 +277,7 @@ class SampledAudit:
             "e_value": _power_of_ten(log),
             "tv_bound": row.bound if row.bounded else None,
             "epsilon": row.judge.epsilon,
-            "accepted_share": None if row.num_accepted is None else row.num_accepted / max(1, said),
+            "num_accepted": row.num_accepted,
             "suspicion": row.suspicion if log > 0 else None,
             "refused": row.refused or None,
             "trace": row.trace,

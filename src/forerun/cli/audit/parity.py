@@ -107,7 +107,7 @@ def greedy(
                 "at_once": at_once,
             },
         )
-    finish(report, as_json=as_json, html=html)
+        finish(report, as_json=as_json, html=html)
 
 
 def seeded(
@@ -152,11 +152,8 @@ def seeded(
         plain = connect(baseline)
         judge = None if reference is None else _load(reference)
         sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
-        requests = [
-            (prompt, replace(sampling, seed=seed))
-            for prompt in _prompts(read_prompts(prompts, most), judge)
-            for seed in range(seeds)
-        ]
+        texts = _prompts(read_prompts(prompts, most), judge) * seeds
+        requests = [(prompt, replace(sampling, seed=seed)) for seed, prompt in enumerate(texts)]
         with counting("comparing", len(requests)) as done:
             pairs = ask_both(requests, speaker_of(plain), speaker_of(tested), tokens, at_once)
             possible = None if judge is None else partial(can_say, judge, TokenReader(judge))
@@ -175,7 +172,7 @@ def seeded(
                 "at_once": at_once,
             },
         )
-    finish(report, as_json=as_json, html=html)
+        finish(report, as_json=as_json, html=html)
 
 
 def _allowance(plain: Endpoint, epsilon: float | None) -> Allowance:
@@ -185,10 +182,12 @@ def _allowance(plain: Endpoint, epsilon: float | None) -> Allowance:
     measured: dict[Prompt, OwnError] = {}
 
     def allowed(pair: Pair) -> tuple[float, float]:
+        if epsilon is not None:
+            return epsilon, epsilon
         if pair.prompt not in measured:
-            measured[pair.prompt] = error_of_server(plain, pair.prompt, 4)
+            measured[pair.prompt] = error_of_server(plain, pair.prompt, 4, 1)
         own = measured[pair.prompt]
-        return own.sigma, own.epsilon(pair.sampling) if epsilon is None else epsilon
+        return own.sigma, own.epsilon(pair.sampling)
 
     return allowed
 
@@ -211,12 +210,14 @@ def _prompts(prompts: list[Prompt], judge: Reference | None) -> list[Prompt]:
 
 def _speaking(judge: Reference | None) -> Speaker:
     """The reference's own way to answer: greedily."""
-    from forerun.audit.endpoint import Answer
+    from forerun.audit.endpoint import END, Answer
 
     assert judge is not None
 
     def speak(prompt: Prompt, _: SamplingParams, num_tokens: int) -> Answer:
-        return Answer(tuple(judge.greedy(prompt.ids, num_tokens)), prompt_ids=prompt.ids)
+        said = judge.greedy(prompt.ids, num_tokens)
+        ended = len(said) < num_tokens
+        return Answer((*said, END) if ended else tuple(said), prompt_ids=prompt.ids)
 
     return speak
 

@@ -112,7 +112,7 @@ def sampled(
             notes.append(f"go on with: --resume {journal.file}")
         report = audit.report(unfinished, question, [note for note in notes if note])
         journal.close()
-    finish(report, as_json=as_json, html=html)
+        finish(report, as_json=as_json, html=html)
 
 
 def _prepare(

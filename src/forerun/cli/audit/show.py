@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -57,8 +58,13 @@ def servers(
 
         try:
             yield connect
-        except ForerunError as error:
+        except (typer.Exit, KeyboardInterrupt):
+            raise
+        except (ForerunError, OSError) as error:
             typer.echo(f"no verdict: {error}", err=True)
+            raise typer.Exit(2) from error
+        except Exception as error:  # a fault of ours must not look like a finding
+            typer.echo(f"no verdict:\n{traceback.format_exc()}", err=True)
             raise typer.Exit(2) from error
 
 
@@ -69,14 +75,14 @@ def is_url(text: str) -> bool:
 
 def finish(report: Report, *, as_json: bool, html: Path | None = None) -> NoReturn:
     """Show a report and end with its exit code."""
-    if html is not None:
-        from forerun.audit.page import write_page
-
-        write_page(report, html)
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         show(report)
+    if html is not None:
+        from forerun.audit.page import write_page
+
+        write_page(report, html)
     raise typer.Exit(report.verdict.exit_code)
 
 

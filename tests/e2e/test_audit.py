@@ -1,0 +1,31 @@
+"""`forerun audit` judges real engines: stock vLLM's speculation is found out."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from engines import audit
+
+from forerun.bench.servers import started, vllm_command
+
+pytestmark = pytest.mark.e2e
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+FLAGS = ["--served-model-name", "m", "--dtype", "bfloat16", "--enforce-eager", "--max-num-seqs", "64"]
+FLAGS += ["--max-model-len", "1024"]
+
+
+def test_stock_vllm_is_found_out_at_temperature_1(smollm2: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="needs vLLM: make setup")
+    command = vllm_command(smollm2, *FLAGS, "--speculative-config", json.dumps(NGRAM))
+    with started(command, tmp_path / "stock.log", environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
+        began = time.monotonic()
+        words = ("--candidate", server.url, "--reference", smollm2, "--settings", "temperature 1")
+        code, report = audit("sampled", *words)
+        assert code == 1
+        assert report["verdict"] == "difference"
+        assert report["e_value"] > 1e6
+        assert time.monotonic() - began < 180
