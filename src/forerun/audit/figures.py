@@ -36,7 +36,9 @@ def draw_compared(rows: list[tuple[str, list[Any]]], against: str) -> str:
     for axes, (name, points) in zip(grid, rows, strict=False):
         axes.plot([1e-4, 1], [1e-4, 1], color=_GREY, lw=0.8)
         expected = [max(x, 1e-4) for x, _ in points]
-        axes.plot(expected, [max(y, 1e-4) for _, y in points], ".", color=_BLUE, ms=4, alpha=0.7)
+        axes.plot(
+            expected, [max(y, 1e-4) for _, y in points], ".", color=_BLUE, ms=4, alpha=0.7, clip_on=False
+        )
         axes.set(xscale="log", yscale="log", xlim=(1e-4, 1.2), ylim=(1e-4, 1.2))
         axes.set_title(name, fontsize=8, loc="left", parse_math=False)
         axes.tick_params(labelsize=7)

@@ -48,7 +48,7 @@ def _learnt(place: _Place, token: Token) -> float:
 
 
 WITNESSES: dict[str, Witness] = {
-    "learnt at this place": _learnt,
+    "another law at single places": _learnt,
     "guesses kept too often": lambda place, token: float(token in place.copies),
     "guesses kept too seldom": lambda place, token: float(token not in place.copies),
     "tokens that plain decoding does not say": lambda place, token: float(place.plain[token] == 0),

@@ -62,8 +62,8 @@ _FINAL: Final = 0.9
 _SHARES: Final = 4096
 """Sizes of sets that are tried for the worst slack."""
 
-_MARGIN: Final = 0.5
-"""More than one standard deviation of the distance that is seen, in units of 1/sqrt(n)."""
+_MARGIN: Final = 0.75
+"""Two to three standard deviations of the distance that is seen, in units of 1/sqrt(n)."""
 
 
 def samples_to_bound(chances: FloatArray, target: float, error_rate: float) -> int:

@@ -56,7 +56,7 @@ FIXED: dict[str, Callable[[Place], FloatArray]] = {
     "penalties that do not count guesses": lambda place: _mixed(place, place.stale, 0.7),
     "tokens from nowhere": lambda place: _mixed(place, place.size / place.size.sum(), 0.5),
 }
-LEARNT: Final = ("learnt at this place", "learnt by rank", "learnt by token")
+LEARNT: Final = ("another law at single places", "another law by rank", "another law by token")
 SUSPICIONS: Final = tuple(name for name in (*FIXED, *LEARNT) for _ in SHARES)
 """The bettors: each suspicion is shared by those who stake more and less on it."""
 

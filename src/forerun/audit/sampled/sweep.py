@@ -20,7 +20,6 @@ SETTINGS: dict[str, SamplingParams] = {
         temperature=0.9, top_k=8, min_p=0.02, repetition_penalty=1.05, presence_penalty=0.4
     ),
     "top-p 0.9": SamplingParams(top_p=0.9),
-    "cool, top-p 0.95": SamplingParams(temperature=0.8, top_p=0.95),
 }
 """Most keep few tokens, so that a bound on their law is within reach; the others can only be tested."""
 
