@@ -7,6 +7,7 @@ from pathlib import Path
 from forerun.audit.endpoint import Endpoint, Prompt
 from forerun.audit.journal import Journal
 from forerun.audit.report import Report
+from forerun.audit.sampled.findings import report
 from forerun.audit.sampled.prepare import against_model, against_server
 from forerun.audit.sampled.run import Plan, SampledAudit
 from forerun.audit.sampled.sweep import Case
@@ -55,15 +56,15 @@ def audit(
         if baseline is None:
             rows = against_model(cases(only), candidate, TableModel(), plan, epsilon)  # type: ignore[arg-type]
             run = SampledAudit(rows, candidate, None, plan, journal)
-            report = run.report(run.run(), {})
+            found = report(run, run.run(), {})
         else:
             with serving(baseline) as plain_url:
                 plain = Endpoint(plain_url, pause=0.01)
                 run = SampledAudit(
                     against_server(cases(only), plain, plan, epsilon), candidate, plain, plan, journal
                 )
-                report = run.report(run.run(), {})
+                found = report(run, run.run(), {})
                 plain.close()
         candidate.close()
         journal.close()
-        return report
+        return found

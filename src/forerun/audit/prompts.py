@@ -18,8 +18,8 @@ TEXTS = (
     "Q: Is it cold? A: Yes, it is. Q: Is it warm? A: No, it is not. Q: Is it wet? A:",
     "I like tea and toast in the morning. You like coffee and toast in the morning. We like tea and cake in"
     " the evening. They like coffee and cake in the",
-    "The cat sat on the mat and the dog sat on the rug, and then the cat sat on the mat and the dog sat on the"
-    " rug, and then the",
+    "The cat sat on the mat and the dog sat on the rug, and then the cat sat on the mat and the dog sat on"
+    " the rug, and then the",
 )
 
 

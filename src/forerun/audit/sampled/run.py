@@ -11,15 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from forerun.audit.endpoint import Answer, Endpoint, Token
 from forerun.audit.journal import Batch, Journal
-from forerun.audit.report import Finding, Report
 from forerun.audit.sampled.betting import joint_wealth
-from forerun.audit.sampled.distance import samples_to_catch
 from forerun.audit.sampled.sweep import Case
 from forerun.errors import ForerunError, RequestRefused
 from forerun.types import FloatArray
@@ -28,8 +26,6 @@ _FIRST: Final = 16
 _ROUND: Final = 128
 _MORE: Final = 1
 """Tokens asked for beyond those that are judged: a server has no use for a guess of the last one."""
-
-BIASES: Final = (0.01, 0.05)
 
 Watch = Callable[[list["Row"], float], None]
 """Told after each round: the rows, and the evidence of all together (base 10)."""
@@ -209,90 +205,11 @@ class SampledAudit:
     def _settled(self) -> bool:
         return self.evidence >= max(math.log10(self.plan.stop_at), -math.log10(self.plan.error_rate))
 
-    def report(self, unfinished: str, question: dict[str, Any], notes: Sequence[str] = ()) -> Report:
-        """What was found."""
-        finding = self._finding(unfinished)
-        bounded = [row for row in self.rows if row.bounded and not row.refused]
-        bounds = [1.0 if row.bound is None else row.bound for row in bounded]
-        return Report(
-            audit="sampled",
-            verdict=finding,
-            reason=self._reason(finding, unfinished),
-            rows=tuple(self._row(row) for row in self.rows),
-            columns={
-                "name": "settings",
-                "finding": "",
-                "num_samples": "samples",
-                "e_value": "e-value",
-                "tv_bound": "distance <=",
-                "epsilon": "rounding <=",
-            },
-            e_value=_power_of_ten(self.evidence),
-            tv_bound=max(bounds, default=None),
-            num_samples=sum(row.num_samples for row in self.rows),
-            notes=(*notes, *self._notes()),
-            question=question,
-            details={"power": self._power(), "trace": self.trace, "error_rate": self.plan.error_rate},
-        )
-
-    def _finding(self, unfinished: str) -> Finding:
-        found = max((evidence for _, evidence in self.trace), default=0.0)
-        if found >= -math.log10(self.plan.error_rate):
-            return Finding.DIFFERENT
-        if unfinished or all(row.refused or not row.num_samples for row in self.rows):
-            return Finding.OPEN
-        return Finding.SAME
-
-    def _reason(self, finding: Finding, unfinished: str) -> str:
-        if finding is Finding.OPEN:
-            return unfinished or "the server refused every setting"
-        if finding is Finding.SAME:
-            return "the samples are what an honest server says"
-        worst = max(self.rows, key=lambda row: row.judge.log_wealth())
-        return f"an honest server would hardly say this; clearest at {worst.case.name}: {worst.suspicion}"
-
-    def _power(self) -> list[dict[str, Any]]:
-        """How many samples catch a bias, at the middling epsilon of the cases."""
-        asked = [row.judge.epsilon for row in self.rows if row.num_samples]
-        epsilon = float(np.median(asked)) if asked else 0.0
-        bettors = 2 * len(self.rows) * len(self.rows[0].judge.suspicions)
-        return [
-            {
-                "bias": bias,
-                "epsilon": epsilon,
-                "num_tokens": samples_to_catch(bias, epsilon, self.plan.error_rate, bettors),
-            }
-            for bias in BIASES
-        ]
-
-    def _row(self, row: Row) -> dict[str, Any]:
-        log = row.judge.log_wealth() / math.log(10)
-        flagged = log >= math.log10(2 * len(self.rows) / self.plan.error_rate)
-        said = row.num_said
-        return {
-            "name": row.case.name,
-            "finding": "refused" if row.refused else "difference" if flagged else "same" if said else "",
-            "num_samples": row.num_samples,
-            "num_tokens": row.judge.num_tokens,
-            "e_value": _power_of_ten(log),
-            "tv_bound": row.bound if row.bounded else None,
-            "epsilon": row.judge.epsilon,
-            "num_accepted": row.num_accepted,
-            "suspicion": row.suspicion if log > 0 else None,
-            "refused": row.refused or None,
-            "trace": row.trace,
-            "compared": row.judge.compared(),
-        }
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if refused := [row.case.name for row in self.rows if row.refused]:
-            notes.append(f"the server refused: {', '.join(refused)}")
-        notes += [each.told_faults for each in (self._candidate, self._baseline) if each and each.faults]
-        told_of = [row.num_accepted for row in self.rows if row.num_accepted is not None]
-        if told_of and not sum(told_of):
-            notes.append("no guess was accepted: if the server does not speculate, nothing was tested")
-        return notes
+    @property
+    def told_faults(self) -> list[str]:
+        """The faults of either server, in a sentence each."""
+        servers = (self._candidate, self._baseline)
+        return [each.told_faults for each in servers if each is not None and each.faults]
 
 
 def _add_accepted(row: Row, answers: Sequence[Answer]) -> None:
@@ -300,8 +217,3 @@ def _add_accepted(row: Row, answers: Sequence[Answer]) -> None:
     told = [each.num_accepted for each in answers if each.num_accepted is not None]
     if told:
         row.num_accepted = (row.num_accepted or 0) + sum(told)
-
-
-def _power_of_ten(log: float) -> float:
-    """10^log, as far as a float goes."""
-    return float(10.0 ** min(log, 300.0))

@@ -80,6 +80,7 @@ def sampled(
     """
     from forerun.audit.journal import Journal, default_file
     from forerun.audit.prompts import read_prompts
+    from forerun.audit.sampled.findings import report
     from forerun.audit.sampled.run import Plan, SampledAudit
     from forerun.audit.sampled.sweep import choose_settings, combine
     from forerun.errors import ConfigurationError
@@ -110,9 +111,9 @@ def sampled(
         notes = [_told_accepted(before, tested.num_accepted(), sum(row.num_said for row in rows))]
         if unfinished:
             notes.append(f"go on with: --resume {journal.file}")
-        report = audit.report(unfinished, question, [note for note in notes if note])
+        found = report(audit, unfinished, question, [note for note in notes if note])
         journal.close()
-        finish(report, as_json=as_json, html=html)
+        finish(found, as_json=as_json, html=html)
 
 
 def _prepare(
