@@ -102,7 +102,7 @@ def greedy(tested: Keeper, referee: Referee | None) -> Finding:
         requests = [(prompt, SamplingParams(temperature=0.0)) for prompt in prompts]
         with closing(Endpoint(plain)) as one, closing(Endpoint(url)) as other:
             pairs = ask_both(requests, speaker_of(one), speaker_of(other), 12, 1)
-            return judge_greedy(pairs, referee, lambda: None).verdict
+            return judge_greedy(pairs, referee, lambda _: None).verdict
 
 
 def test_greedy_answers_are_the_same_and_a_ratio_at_temperature_0_is_caught() -> None:
@@ -125,7 +125,7 @@ def seeded(tested: Keeper) -> Finding:
         closing(Endpoint(url)) as other,
     ):
         pairs = ask_both(requests, speaker_of(one), speaker_of(other), 24, 1)
-        return judge_seeded(pairs, lambda _: (0.0, 0.001), None, 0.05, lambda: None).verdict
+        return judge_seeded(pairs, lambda _: (0.0, 0.001), None, 0.05, lambda _: None).verdict
 
 
 def test_seeds_that_drift_are_caught_and_honest_ones_pass() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias, TypeVar
@@ -82,12 +82,6 @@ class Endpoint:
             raise
         self.model = model or str(served.get("id", ""))
         self.dialect = dialect or spoken_by(str(served.get("owned_by", "")))
-
-    @property
-    def told_faults(self) -> str:
-        """The faults so far, in a sentence."""
-        told = ", ".join(f"{number} x {fault}" for fault, number in self.faults.most_common())
-        return f"faults of {self.url} that were tried again: {told}"
 
     def close(self) -> None:
         """Let go of the connections; whoever still waits for an answer gets none."""
@@ -176,6 +170,14 @@ class Endpoint:
         if response.status_code >= 500 or response.status_code in (408, 429):
             raise _Fault(f"status {response.status_code}")
         raise RequestRefused(f"{self.url}{path} says {response.status_code}: {response.text[:300]}")
+
+
+def told_faults(*servers: Endpoint | None) -> Iterator[str]:
+    """The faults of servers so far, in a sentence each."""
+    for server in servers:
+        if server is not None and server.faults:
+            told = ", ".join(f"{number} x {fault}" for fault, number in server.faults.most_common())
+            yield f"faults of {server.url} that were tried again: {told}"
 
 
 class _Fault(Exception):

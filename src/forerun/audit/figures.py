@@ -28,7 +28,7 @@ def draw_evidence(
     return _svg(figure)
 
 
-def draw_compared(rows: list[tuple[str, list[Any]]], against: str) -> str:
+def draw_compared(rows: list[tuple[str, list[Any]]]) -> str:
     """How often beginnings were said against how often they should be, one panel for each row."""
     columns = min(4, max(1, len(rows)))
     lines = math.ceil(len(rows) / columns)
@@ -44,7 +44,7 @@ def draw_compared(rows: list[tuple[str, list[Any]]], against: str) -> str:
         axes.tick_params(labelsize=7)
     for axes in grid[len(rows) :]:
         axes.set_visible(False)
-    figure.supxlabel(against, fontsize=9)
+    figure.supxlabel("expected", fontsize=9)
     figure.supylabel("seen", fontsize=9)
     return _svg(figure)
 

@@ -71,12 +71,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
             ("The evidence as it came in", draw_evidence(trace, rows, report.details["error_rate"]))
         )
     if compared := [(row["name"], row["compared"]) for row in report.rows if row.get("compared")]:
-        figures.append(
-            (
-                "What was said, against what should be",
-                draw_compared(compared, report.details.get("expected", "expected")),
-            )
-        )
+        figures.append(("What was said, against what should be", draw_compared(compared)))
     if parted := [row for row in report.rows if row.get("gap") is not None]:
         figures.append(("Where answers parted", draw_gaps(parted)))
     return figures
@@ -90,6 +85,6 @@ def _table(report: Report) -> str:
 def _line(row: dict[str, Any], keys: list[str]) -> str:
     finding = " class='difference'" if row.get("finding") == "difference" else ""
     cells = "".join(
-        f"<td{finding if key == 'finding' else ''}>{escape(cell(key, row.get(key)))}</td>" for key in keys
+        f"<td{finding if key == 'finding' else ''}>{escape(cell(row.get(key)))}</td>" for key in keys
     )
     return f"<tr>{cells}</tr>"

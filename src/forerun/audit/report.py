@@ -68,3 +68,8 @@ def made() -> dict[str, str]:
         "forerun": version("forerun"),
         "python": platform.python_version(),
     }
+
+
+def power_of_ten(log: float) -> float:
+    """10^log, as far as a float goes."""
+    return float(10.0 ** min(log, 300.0))

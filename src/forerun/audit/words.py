@@ -29,12 +29,10 @@ def summary(report: Report) -> Iterator[str]:
     yield from report.notes
 
 
-def cell(key: str, value: Any) -> str:
+def cell(value: Any) -> str:
     """What stands in a cell of the table."""
     if value is None:
         return ""
-    if key.endswith("_share"):
-        return f"{value:.0%}"
     if isinstance(value, float):
         return number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

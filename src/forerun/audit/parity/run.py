@@ -11,7 +11,7 @@ from forerun.audit.endpoint import Token
 from forerun.audit.parity.answers import Pair
 from forerun.audit.parity.chance import Partings, parting_chance
 from forerun.audit.parity.referee import Referee
-from forerun.audit.report import Finding, Report
+from forerun.audit.report import Finding, Report, power_of_ten
 from forerun.errors import ForerunError
 
 COLUMNS = {
@@ -33,7 +33,7 @@ class Allowance(Protocol):
         """sigma and epsilon."""
 
 
-def judge_greedy(pairs: Iterable[Pair], referee: Referee | None, watch: Callable[[], None]) -> Report:
+def judge_greedy(pairs: Iterable[Pair], referee: Referee | None, watch: Callable[[int], None]) -> Report:
     """Every first difference is a near-tie, or a difference; undecided where there is no reference."""
     rows: list[dict[str, Any]] = []
     unfinished = _each(pairs, lambda pair: rows.append(_greedy_row(pair, len(rows) + 1, referee)), watch)
@@ -85,7 +85,7 @@ def judge_seeded(
     allowance: Allowance,
     possible: Callable[[Pair, float], bool] | None,
     error_rate: float,
-    watch: Callable[[], None],
+    watch: Callable[[int], None],
 ) -> Report:
     """Whether answers with the same seed part more often than rounding explains.
 
@@ -126,18 +126,18 @@ def judge_seeded(
         reason=reason,
         rows=tuple(rows),
         columns=columns | {"epsilon": "allowed"},
-        e_value=10 ** min(300.0, bets.evidence),
+        e_value=power_of_ten(bets.evidence),
         num_samples=len(rows),
         details={"trace": trace, "error_rate": error_rate},
     )
 
 
-def _each(pairs: Iterable[Pair], take: Callable[[Pair], None], watch: Callable[[], None]) -> str:
+def _each(pairs: Iterable[Pair], take: Callable[[Pair], None], watch: Callable[[int], None]) -> str:
     """Take every pair; what kept us from the end, if anything did."""
     try:
-        for pair in pairs:
+        for number, pair in enumerate(pairs, 1):
             take(pair)
-            watch()
+            watch(number)
     except KeyboardInterrupt:
         return "it was interrupted"
     except ForerunError as error:

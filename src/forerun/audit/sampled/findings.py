@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from forerun.audit.report import Finding, Report
+from forerun.audit.report import Finding, Report, power_of_ten
 from forerun.audit.sampled.distance import samples_to_catch
 from forerun.audit.sampled.run import Row, SampledAudit
 
@@ -35,7 +35,7 @@ def report(
             "tv_bound": "distance <=",
             "epsilon": "rounding <=",
         },
-        e_value=_power_of_ten(audit.evidence),
+        e_value=power_of_ten(audit.evidence),
         tv_bound=max(bounds, default=None),
         num_samples=sum(row.num_samples for row in audit.rows),
         notes=(*notes, *_notes(audit)),
@@ -86,7 +86,7 @@ def _row(audit: SampledAudit, row: Row) -> dict[str, Any]:
         "finding": "refused" if row.refused else "difference" if flagged else "same" if said else "",
         "num_samples": row.num_samples,
         "num_tokens": row.judge.num_tokens,
-        "e_value": _power_of_ten(log),
+        "e_value": power_of_ten(log),
         "tv_bound": row.bound if row.bounded else None,
         "epsilon": row.judge.epsilon,
         "num_accepted": row.num_accepted,
@@ -106,8 +106,3 @@ def _notes(audit: SampledAudit) -> list[str]:
     if told_of and not sum(told_of):
         notes.append("no guess was accepted: if the server does not speculate, nothing was tested")
     return notes
-
-
-def _power_of_ten(log: float) -> float:
-    """10^log, as far as a float goes."""
-    return float(10.0 ** min(log, 300.0))

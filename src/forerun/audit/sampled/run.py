@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from forerun.audit.endpoint import Answer, Endpoint, Token
+from forerun.audit.endpoint import Answer, Endpoint, Token, told_faults
 from forerun.audit.journal import Batch, Journal
 from forerun.audit.sampled.betting import joint_wealth
 from forerun.audit.sampled.sweep import Case
@@ -208,8 +208,7 @@ class SampledAudit:
     @property
     def told_faults(self) -> list[str]:
         """The faults of either server, in a sentence each."""
-        servers = (self._candidate, self._baseline)
-        return [each.told_faults for each in servers if each is not None and each.faults]
+        return list(told_faults(self._candidate, self._baseline))
 
 
 def _add_accepted(row: Row, answers: Sequence[Answer]) -> None:

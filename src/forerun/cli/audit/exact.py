@@ -54,10 +54,11 @@ def _report(rows: list[Row], seconds: float) -> Report:
         rows=tuple(as_json(row) for row in rows),
         columns={
             "name": "",
+            "kind": "claim",
             "finding": "verdict",
             "cases": "cases",
             "outcomes": "outcomes",
-            "distance": "distance",
+            "distance_float": "distance",
         },
         tv_bound=max(distances, default=None),
         num_samples=outcomes,

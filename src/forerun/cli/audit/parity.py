@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +70,7 @@ def greedy(
     A difference that rounding explains is a near-tie: the gap of the two logits, in float32, is below what
     the servers' precisions can move. Any other is a difference.
     """
+    from forerun.audit.endpoint import told_faults
     from forerun.audit.parity.answers import ask_both, speaker_of
     from forerun.audit.parity.referee import Referee
     from forerun.audit.parity.run import judge_greedy
@@ -94,10 +94,10 @@ def greedy(
         speaker = speaker_of(plain) if plain is not None else _speaking(judge)
         with counting("comparing", len(requests)) as done:
             pairs = ask_both(requests, speaker, speaker_of(tested), tokens, at_once)
-            report = judge_greedy(pairs, referee, _counter(done))
+            report = judge_greedy(pairs, referee, done)
         report = replace(
             report,
-            notes=(*report.notes, *_faults(tested, plain)),
+            notes=(*report.notes, *told_faults(tested, plain)),
             question={
                 "baseline": baseline,
                 "candidate": candidate,
@@ -140,6 +140,7 @@ def seeded(
 
     Rounding moves laws a little, so a few answers may part; more than that is a difference.
     """
+    from forerun.audit.endpoint import told_faults
     from forerun.audit.parity.answers import ask_both, speaker_of
     from forerun.audit.parity.chance import can_say
     from forerun.audit.parity.run import judge_seeded
@@ -157,10 +158,10 @@ def seeded(
         with counting("comparing", len(requests)) as done:
             pairs = ask_both(requests, speaker_of(plain), speaker_of(tested), tokens, at_once)
             possible = None if judge is None else partial(can_say, judge, TokenReader(judge))
-            report = judge_seeded(pairs, _allowance(plain, epsilon), possible, error_rate, _counter(done))
+            report = judge_seeded(pairs, _allowance(plain, epsilon), possible, error_rate, done)
         report = replace(
             report,
-            notes=(*report.notes, *_faults(tested, plain)),
+            notes=(*report.notes, *told_faults(tested, plain)),
             question={
                 "baseline": baseline,
                 "candidate": candidate,
@@ -203,9 +204,9 @@ def _load(name: str) -> Reference:
 
 def _prompts(prompts: list[Prompt], judge: Reference | None) -> list[Prompt]:
     """The prompts, as token ids where there is a reference that knows them."""
-    if judge is None:
-        return prompts
-    return [each if each.ids else replace(each, ids=tuple(judge.encode(each.text))) for each in prompts]
+    from forerun.audit.sampled.prepare import with_ids
+
+    return prompts if judge is None else [with_ids(each, judge) for each in prompts]
 
 
 def _speaking(judge: Reference | None) -> Speaker:
@@ -220,19 +221,3 @@ def _speaking(judge: Reference | None) -> Speaker:
         return Answer((*said, END) if ended else tuple(said), prompt_ids=prompt.ids)
 
     return speak
-
-
-def _counter(done: Callable[[int], None]) -> Callable[[], None]:
-    """Counts up by one at each call."""
-    num = 0
-
-    def count() -> None:
-        nonlocal num
-        num += 1
-        done(num)
-
-    return count
-
-
-def _faults(*servers: Endpoint | None) -> Iterator[str]:
-    yield from (server.told_faults for server in servers if server is not None and server.faults)

@@ -120,7 +120,7 @@ def _cell(key: str, value: Any) -> str:
     from forerun.audit.words import cell
 
     if key != "finding":
-        return escape(cell(key, value))
+        return escape(cell(value))
     good = value in {"same", "near-tie", "equal", "bounded", "agrees", "caught"}
     colour = "green" if good else "bold red" if value == "difference" or "NOT" in value else "yellow"
     return f"[{colour}]{value}[/]"
