@@ -11,6 +11,7 @@ ForerunError
 ├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
 ├── UnreadablePrompts         a file that holds no prompts (also a ValueError)
 ├── UnreadableModel           a directory that holds no model, or not all of one (also a ValueError)
+├── UnsupportedModel          a model that cannot be run here without changing its words (also a ValueError)
 ├── UnreadableAnswer          a server's answer does not say which tokens it is made of (also a ValueError)
 ├── ServerFailed              a server does not answer, or not with sense (also a RuntimeError)
 ├── RequestRefused            a server does not take a request (also a ValueError)
@@ -62,6 +63,10 @@ class UnreadablePrompts(ForerunError, ValueError):
 
 class UnreadableModel(ForerunError, ValueError):
     """A directory that does not hold a model, or not all of one."""
+
+
+class UnsupportedModel(ForerunError, ValueError):
+    """A model that cannot be run here without changing its words."""
 
 
 class UnreadableAnswer(ForerunError, ValueError):

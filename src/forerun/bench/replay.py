@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from forerun.bench.transcripts import Transcript
 from forerun.control.price import worth
-from forerun.types import ROOT, Draft, Drafter, IntArray, RequestView, Verdict
+from forerun.drafters.together import retrace
+from forerun.types import ROOT, Draft, Drafter, IntArray, RequestView
 
 SHORTEST = 8
 """Outputs of fewer tokens are left out."""
@@ -113,28 +114,11 @@ def _replay_one(
         (draft,) = drafter.propose([view], [nodes])
         tally.seconds += time.perf_counter() - began
         draft = draft if price is None else worth(draft, price)
-        verdict = follow_recording(draft, tokens[known:])
+        verdict = retrace(draft, tokens[known:])
         drafter.learn(name, draft, verdict)
         tally.add(draft, len(verdict.accepted))
         known += len(verdict.accepted) + 1
     drafter.forget(name)
-
-
-def follow_recording(draft: Draft, ahead: IntArray) -> Verdict:
-    """Which guesses stand, when the target is known to say these tokens; at least one of them is left."""
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(
-            zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
-        )
-    }
-    accepted: list[int] = []
-    for token in ahead[:-1].tolist():
-        node = children.get((accepted[-1] if accepted else ROOT, token))
-        if node is None:
-            break
-        accepted.append(node)
-    return Verdict(tuple(accepted), int(ahead[len(accepted)]))
 
 
 def geometric_mean(values: Iterable[float]) -> float:

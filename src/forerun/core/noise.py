@@ -56,6 +56,11 @@ def halves(key: Any) -> tuple[Any, Any]:
     return key & _LOW, (key >> 32) & _LOW
 
 
+def signed(key: int) -> int:
+    """The 64 bits of a key as a signed number, so that every seed torch takes is one."""
+    return (key + 2**63) % 2**64 - 2**63
+
+
 def uniforms(key: IntArray, stream: Stream, position: IntArray, index: IntArray) -> FloatArray:
     """Numbers in [0, 1) with 53 bits, one per address.
 

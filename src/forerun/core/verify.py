@@ -18,7 +18,7 @@ from forerun.core.block import block
 from forerun.core.follow import follow
 from forerun.core.forest import Forest
 from forerun.core.lenient import lenient, lenient_greedy
-from forerun.core.noise import Stream, uniforms
+from forerun.core.noise import Stream, signed, uniforms
 from forerun.core.reject import reject
 from forerun.core.rules import History
 from forerun.core.settings import Settings
@@ -105,7 +105,7 @@ def _judge(method: Method, rounds: Sequence[Round], logits: torch.Tensor, at: In
         at=at,
         forest=forest,
         settings=Settings.of([each.sampling for each in rounds]),
-        keys=np.array([_signed(each.key) for each in rounds], dtype=np.int64),
+        keys=np.array([signed(each.key) for each in rounds], dtype=np.int64),
         lengths=np.array([each.length for each in rounds], dtype=np.int64),
         histories=[each.history for each in rounds],
     )
@@ -118,11 +118,6 @@ def _judge(method: Method, rounds: Sequence[Round], logits: torch.Tensor, at: In
     if method is Method.LENIENT:
         return lenient(forest, target, u, v, lenience)
     return (block if method is Method.BLOCK else reject)(forest, target, u, v)
-
-
-def _signed(key: int) -> int:
-    """The 64 bits of a key as a signed number, so that every seed torch takes is one."""
-    return (key + 2**63) % 2**64 - 2**63
 
 
 def noise_of(target: Target) -> tuple[FloatArray, FloatArray]:

@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, DynamicCache
 
-from forerun.errors import MissingExtra, UnreadableModel
-
-try:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
-    from transformers.utils import logging
-except ImportError as error:  # pragma: no cover: the tests have it
-    raise MissingExtra("transformers", "local") from error
+from forerun.models.loading import ends_of, load_model, load_tokenizer
 
 _ROWS = 256
 """Tokens of one forward pass, all paths together: bounds the memory of the caches."""
@@ -33,12 +28,8 @@ class Reference:
         self._prompt: tuple[int, ...] = ()
         self._cache: Any = None
         self._first = torch.empty(0)
-        logging.disable_progress_bar()  # commands show their own
-        try:
-            self._config = AutoConfig.from_pretrained(model)
-            self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
-        except (OSError, ValueError) as error:
-            raise UnreadableModel(f"cannot load a model from {model}: {error}") from error
+        self._model = load_model(model, dtype)
+        self._config = AutoConfig.from_pretrained(model)
 
     @property
     def vocab_size(self) -> int:
@@ -53,17 +44,11 @@ class Reference:
     @cached_property
     def ends(self) -> frozenset[int]:
         """The tokens that end an answer."""
-        ids = self._model.generation_config.eos_token_id
-        return frozenset([ids] if isinstance(ids, int) else ids or ())
+        return ends_of(self._model)
 
     @cached_property
     def _tokenizer(self) -> Any:
-        try:
-            return AutoTokenizer.from_pretrained(self.name)
-        except (OSError, ValueError) as error:
-            raise UnreadableModel(
-                f"{self.name} has no tokenizer: give the prompts as lists of token ids"
-            ) from error
+        return load_tokenizer(self.name)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text, with whatever the tokenizer puts in front of it."""

@@ -12,8 +12,8 @@ from forerun.drafters.documents import load_tokenizer, vocabulary_of
 from forerun.drafters.registry import make_drafters
 from forerun.drafters.tree import SURVIVAL
 from forerun.engines.vllm.launch import settings_of
-from forerun.engines.vllm.tally import Tally
-from forerun.engines.vllm.watched import NOTHING, Watched
+from forerun.engines.vllm.tally import Tally, logger
+from forerun.engines.watched import NOTHING, Watched
 from forerun.types import Draft, RequestView, Verdict
 
 
@@ -60,7 +60,7 @@ class Guesser:
         tokenizer = vllm_config.model_config.tokenizer
         vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if self.config.corpora else None
         self.drafters = {
-            name: Watched(name, drafter, self.tally, vocab_size)
+            name: Watched(name, drafter, self.tally, vocab_size, logger=logger)
             for name, drafter in make_drafters(self.config, chain=True, vocabulary=vocabulary).items()
         }
         self._first = next(iter(self.drafters), None)

@@ -15,10 +15,10 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
+from forerun.control.pace import Pace
 from forerun.engines.vllm.contract import check
 from forerun.engines.vllm.grammar import forced
 from forerun.engines.vllm.guesser import Guesser, Offer
-from forerun.engines.vllm.pace import Pace
 from forerun.engines.vllm.plan import Plan, attach
 from forerun.engines.vllm.tally import Minutes, logger
 from forerun.engines.vllm.wishes import NO_WISHES, Wishes

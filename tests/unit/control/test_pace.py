@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.control.pace import Pace
 from forerun.core.theory import best_gamma
-from forerun.engines.vllm.pace import Pace
 
 
 @pytest.mark.parametrize(("alpha", "cost"), [(0.8, 0.05), (0.6, 0.1), (0.3, 0.12), (0.95, 0.02)])

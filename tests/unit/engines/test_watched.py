@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forerun.engines.vllm.tally import ERRORS, SECONDS, Tally
-from forerun.engines.vllm.watched import Watched
+from forerun.engines.watched import Watched
 from forerun.types import Draft, Proposal, RequestView, Verdict
 
 VOCAB = 10

@@ -6,13 +6,13 @@ long, so that it costs at most one part in a hundred.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from forerun.engines.vllm.tally import Tally, logger
 from forerun.errors import InvalidDraft
 from forerun.types import Draft, Drafter, RequestView, Verdict
 
@@ -24,27 +24,42 @@ REST: Final = 100.0
 NOTHING: Final = Draft.chain([])
 
 
+class Counts(Protocol):
+    """Who keeps count of what drafters cost."""
+
+    def spent(self, drafter: str, seconds: float) -> None:
+        """A drafter took so long."""
+
+    def error(self, drafter: str) -> None:
+        """A drafter failed."""
+
+
 class Watched:
-    """A drafter by name, for an engine that checks chains over a vocabulary."""
+    """A drafter by name, for an engine that checks chains over a vocabulary, or with `trees` those too."""
 
     def __init__(
         self,
         name: str,
         drafter: Drafter,
-        tally: Tally,
+        counts: Counts,
         vocab_size: int,
+        *,
+        trees: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        logger: logging.Logger | None = None,
     ) -> None:
         self.name = name
         self.drafter = drafter
-        self.tally = tally
+        self.counts = counts
         self.vocab_size = vocab_size
+        self.trees = trees
         self.clock = clock
+        self.logger = logger or logging.getLogger("forerun")
         self._rests_until = -1.0
         self._complained = False
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
-        """A chain for every view, of at most its budget; nothing where the drafter is at fault."""
+        """A draft for every view, of at most its budget; nothing where the drafter is at fault."""
         began = self.clock()
         if began < self._rests_until or not views:
             return [NOTHING] * len(views)
@@ -76,12 +91,12 @@ class Watched:
             self._count("forgetting failed")
 
     def _sound(self, draft: Draft, budget: int) -> Draft:
-        """The draft if it is a chain of tokens that the model knows and not too long, else nothing."""
+        """The draft if the engine can check it, the model knows its tokens and it is not too long."""
         try:
             draft.check(self.vocab_size)
             if len(draft) > max(budget, 0):
                 raise InvalidDraft(f"{len(draft)} guesses came for a budget of {budget}")
-            if (draft.parents != np.arange(-1, len(draft) - 1)).any():
+            if not self.trees and (draft.parents != np.arange(-1, len(draft) - 1)).any():
                 raise InvalidDraft("a tree came back; this engine checks chains")
         except Exception:
             self._count("a draft was unsound")
@@ -89,20 +104,20 @@ class Watched:
         return draft
 
     def _time(self, seconds: float) -> None:
-        self.tally.spent(self.name, seconds)
+        self.counts.spent(self.name, seconds)
         if seconds > TOO_LONG:
             self._rests_until = self.clock() + REST * seconds
-            self.tally.error(self.name)
-            logger.warning(
+            self.counts.error(self.name)
+            self.logger.warning(
                 "the drafter %s took %.1f s and is not asked for %.0f s", self.name, seconds, REST * seconds
             )
 
     def _count(self, what: str) -> None:
         """Count it, and say it once, with the traceback."""
-        self.tally.error(self.name)
+        self.counts.error(self.name)
         if not self._complained:
             self._complained = True
-            logger.exception(
+            self.logger.exception(
                 "the drafter %s: %s; decoding goes on without, and later errors are only counted",
                 self.name,
                 what,

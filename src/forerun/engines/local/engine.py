@@ -1,0 +1,221 @@
+"""Continuous batching with speculation, on one model of transformers.
+
+Requests come and go at any step. Everything in between is `step()`: admit whoever fits, guess, read all
+guesses in one pass of the model, judge them, commit what stands. Prompts are read in the same passes, a
+piece at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from forerun.config import SpeculationConfig
+from forerun.engines.local.ending import Ending
+from forerun.engines.local.guessing import Guesser
+from forerun.engines.local.judging import judge
+from forerun.engines.local.request import FinishReason, Request, Result, Update
+from forerun.engines.local.sequence import Sequence
+from forerun.errors import ForerunError, InvalidRequest
+from forerun.models.runner import Rows, Runner
+from forerun.types import Draft, Drafter, Verdict
+
+CHUNK: Final = 256
+"""Rows of prompts that a pass reads at most, all requests together."""
+
+
+class Engine:
+    """Requests on one model. Without `drafters` it decodes plainly; those that are `usual`, all of them if
+    nothing is said, guess together, unless a request names others.
+
+    `tokenizer` is needed for text only. `ends` are the model's own end tokens.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        drafters: Mapping[str, Drafter] | None = None,
+        *,
+        usual: Many[str] | None = None,
+        tokenizer: Any = None,
+        ends: frozenset[int] = frozenset(),
+        config: SpeculationConfig | None = None,
+    ) -> None:
+        self.target = target
+        self.tokenizer = tokenizer
+        self.ends = ends
+        self.config = config or SpeculationConfig()
+        self.guesser = Guesser(drafters or {}, usual, target.vocab_size, self.config.max_draft)
+        self.seconds = 0.0
+        self._waiting: deque[Request] = deque()
+        self._running: dict[str, Sequence] = {}
+        self._over: list[Update] = []
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that still want something."""
+        return len(self._waiting) + len(self._running)
+
+    def add(self, request: Request) -> None:
+        """Take a request; raises if it cannot be answered."""
+        if request.id in self._running or any(request.id == each.id for each in self._waiting):
+            raise InvalidRequest(f"a request called {request.id!r} is on its way; give every one its own id")
+        if len(request.prompt) >= self.target.max_length:
+            raise InvalidRequest(
+                f"the prompt has {len(request.prompt)} tokens; with an answer it must fit"
+                f" {self.target.max_length}: shorten it, or raise max_length if the model reads more"
+            )
+        unknown = [token for token in request.prompt if not 0 <= token < self.target.vocab_size]
+        if unknown:
+            raise InvalidRequest(
+                f"the prompt holds token {unknown[0]}; the vocabulary has {self.target.vocab_size}"
+            )
+        if self.tokenizer is None and any(isinstance(stop, str) for stop in request.stop):
+            raise InvalidRequest(
+                "a stop text needs a tokenizer: stop at token ids, or load the model with one"
+            )
+        self.guesser.demand_known(request.drafters or ())
+        self._waiting.append(request)
+
+    def cancel(self, name: str) -> None:
+        """Give a request up; its last update comes with the next step. Unknown ones are over already."""
+        for request in self._waiting:
+            if request.id == name:
+                self._waiting.remove(request)
+                self._over.append(Update(name, result=Result(name, "", (), "cancelled")))
+                return
+        if name in self._running:
+            self._over.append(self._retire(self._running[name], "cancelled"))
+
+    def step(self) -> list[Update]:
+        """One pass of the model for everybody: what it committed, and who is done."""
+        began = time.perf_counter()
+        updates, self._over = self._over, []
+        self._admit()
+        reading, deciding = self._plan()
+        drafts = self.guesser.guess(deciding, [self._room(each) for each in deciding])
+        logits = self._read(reading, deciding, drafts)
+        verdicts = self._judge(deciding, drafts, logits)
+        updates += [
+            self._commit(each, draft, verdict)
+            for each, draft, verdict in zip(deciding, drafts, verdicts, strict=True)
+        ]
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        self.guesser.timed(seconds)
+        return updates
+
+    def stream(self) -> Iterator[Update]:
+        """Step until nobody wants anything; requests may be added and cancelled on the way."""
+        while self.num_unfinished or self._over:
+            yield from self.step()
+
+    def _admit(self) -> None:
+        """Give waiting requests a slot, first come first served."""
+        while self._waiting and self.target.cache.num_free:
+            request = self._waiting.popleft()
+            most = min(request.max_tokens, self.target.max_length - len(request.prompt))
+            ends = frozenset() if request.ignore_end else self.ends
+            self._running[request.id] = Sequence(
+                request,
+                self.target.take(),
+                Ending(self.tokenizer, request.stop, ends, most),
+                self.guesser.trust(greedy=request.sampling.greedy),
+            )
+
+    def _plan(self) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
+        """Who reads so many more tokens of a prompt in this pass, and who has read it all and decides."""
+        reading, deciding, left = [], [], CHUNK
+        for each in self._running.values():
+            unread = len(each.tokens) - self.target.length(each.slot)
+            if unread == 1 or unread <= left:
+                deciding.append(each)
+            elif left:
+                reading.append((each, left))
+            left = max(0, left - (unread if unread > 1 else 0))
+        return reading, deciding
+
+    def _room(self, sequence: Sequence) -> int:
+        """How many guesses a request may get: none that has no place, or that could not be said any more."""
+        if sequence.ending.left == 1:
+            return 0
+        most = sequence.request.max_draft
+        most = self.config.max_draft if most is None else min(most, self.config.max_draft)
+        return min(most, self.target.max_length - len(sequence.tokens))
+
+    def _read(
+        self, reading: Many[tuple[Sequence, int]], deciding: Many[Sequence], drafts: Many[Draft]
+    ) -> torch.Tensor:
+        """The pass: pieces of prompts, and behind each last token the guesses."""
+        texts = [
+            *(Rows(each.slot, self._unread(each)[:num], num_logits=0) for each, num in reading),
+            *(
+                _with_guesses(each.slot, self._unread(each), draft)
+                for each, draft in zip(deciding, drafts, strict=True)
+            ),
+        ]
+        logits = self.target.read(texts) if texts else torch.empty(0, self.target.vocab_size)
+        self.target.keep({each.slot: range(num) for each, num in reading})
+        return logits
+
+    def _unread(self, sequence: Sequence) -> list[int]:
+        return sequence.tokens[self.target.length(sequence.slot) :]
+
+    def _judge(
+        self, deciding: Many[Sequence], drafts: Many[Draft], logits: torch.Tensor
+    ) -> list[Verdict | ForerunError]:
+        """Which guesses stand; the cache keeps their rows and drops the others."""
+        rounds = [
+            each.round(draft, self._lenience(each.request))
+            for each, draft in zip(deciding, drafts, strict=True)
+        ]
+        verdicts = judge(rounds, logits, self.config.verifier)
+        kept = {}
+        for each, verdict in zip(deciding, verdicts, strict=True):
+            unread = len(each.tokens) - self.target.length(each.slot)
+            nodes = verdict.accepted if isinstance(verdict, Verdict) else ()
+            kept[each.slot] = [*range(unread), *(unread + node for node in nodes)]
+        self.target.keep(kept)
+        return verdicts
+
+    def _lenience(self, request: Request) -> float:
+        return self.config.lenience if request.lenience is None else request.lenience
+
+    def _commit(self, sequence: Sequence, draft: Draft, verdict: Verdict | ForerunError) -> Update:
+        """Say what stands, let the drafters hear it, and retire whoever is done."""
+        if isinstance(verdict, ForerunError):
+            return self._retire(sequence, "error", error=verdict)
+        said = sequence.commit(draft, verdict)
+        self.guesser.hear(sequence, draft, len(verdict.accepted), verdict.tokens(draft))
+        reason = sequence.ending.reason
+        update = Update(sequence.request.id, tuple(said), sequence.ending.show(), draft, verdict)
+        return update if reason is None else self._retire(sequence, reason, update)
+
+    def _retire(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        update: Update | None = None,
+        error: ForerunError | None = None,
+    ) -> Update:
+        """A request is over: its slot is free, and nobody remembers it."""
+        del self._running[sequence.request.id]
+        self.target.release(sequence.slot)
+        self.guesser.forget(sequence.view)
+        result = sequence.result(reason, error)
+        update = update or Update(sequence.request.id)
+        return replace(update, text=update.text + sequence.ending.show(), result=result)
+
+
+def _with_guesses(slot: int, unread: Many[int], draft: Draft) -> Rows:
+    """What is unread of a text, and behind its last token a tree."""
+    num = len(unread)
+    parents = np.concatenate([np.arange(-1, num - 1), draft.parents + num])
+    return Rows(slot, np.concatenate([unread, draft.tokens]), parents, num_logits=len(draft) + 1)

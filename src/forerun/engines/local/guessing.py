@@ -1,0 +1,110 @@
+"""Who guesses for whom: drafters side by side into one tree, as far as it pays."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+
+from forerun.control.pace import Pace
+from forerun.control.price import TYPICAL, worth
+from forerun.control.trust import Trust
+from forerun.drafters.together import merge, retrace
+from forerun.drafters.tree import SURVIVAL
+from forerun.engines.local.sequence import Sequence
+from forerun.engines.watched import Watched
+from forerun.errors import InvalidRequest
+from forerun.types import Draft, Drafter, RequestView
+
+MODEL = "model"
+"""The drafter that costs time of its own, so that it is asked only as far as that pays."""
+
+
+class Guesser:
+    """Asks drafters by name and joins what they say; counts their errors and seconds."""
+
+    def __init__(
+        self, drafters: Mapping[str, Drafter], usual: Many[str] | None, vocab_size: int, max_draft: int
+    ) -> None:
+        self.max_draft = max_draft
+        self.usual = tuple(drafters) if usual is None else tuple(usual)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.errors: Counter[str] = Counter()
+        self.drafters = {
+            name: Watched(name, drafter, self, vocab_size, trees=True) for name, drafter in drafters.items()
+        }
+        self._trust = {greedy: Trust() for greedy in (True, False)}
+        self._pace = Pace(max_draft) if MODEL in drafters and max_draft else None
+        self._parts: dict[str, dict[str, Draft]] = {}
+        self._drawn, self._before = 0, 0.0
+
+    def spent(self, drafter: str, seconds: float) -> None:
+        """A drafter took so long."""
+        self.seconds[drafter] += seconds
+
+    def error(self, drafter: str) -> None:
+        """A drafter failed."""
+        self.errors[drafter] += 1
+
+    def trust(self, *, greedy: bool) -> Trust:
+        """What a new request believes: what earlier ones of its kind learnt."""
+        return Trust(self._trust[greedy])
+
+    def demand_known(self, names: Many[str]) -> None:
+        """Raise if a request asks for somebody who is not here."""
+        unknown = sorted(set(names) - set(self.drafters))
+        if unknown:
+            here = ", ".join(self.drafters) or "nobody"
+            raise InvalidRequest(f"no drafter here is called {unknown[0]!r}; there is {here}")
+
+    def guess(self, sequences: Many[Sequence], rooms: Many[int]) -> list[Draft]:
+        """A tree for every request, of at most so many nodes."""
+        parts: list[dict[str, Draft]] = [{} for _ in sequences]
+        for name, watched in self.drafters.items():
+            mine = [i for i, each in enumerate(sequences) if rooms[i] > 0 and self._asks(each, name)]
+            budgets = [min(rooms[i], self._most(name, sequences[i])) for i in mine]
+            drafts = watched.propose([sequences[i].view for i in mine], budgets)
+            for i, draft in zip(mine, drafts, strict=True):
+                parts[i][name] = draft
+        self._drawn = max((len(part[MODEL]) for part in parts if MODEL in part), default=0)
+        self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}
+        price = TYPICAL * len(sequences)
+        return [
+            worth(merge(list(part.values())), price, each.trust.factor).first(max(room, 0))
+            for each, part, room in zip(sequences, parts, rooms, strict=True)
+        ]
+
+    def _asks(self, sequence: Sequence, name: str) -> bool:
+        """Whether a request wants this drafter to guess for it."""
+        wanted = sequence.request.drafters
+        return name in (self.usual if wanted is None else wanted)
+
+    def _most(self, name: str, sequence: Sequence) -> int:
+        """How far a drafter may guess: a draft model as far as its passes pay."""
+        if name != MODEL or self._pace is None:
+            return self.max_draft
+        wide = getattr(self.drafters[MODEL].drafter, "branches", 1) if sequence.request.sampling.greedy else 1
+        return self._pace.how_far() * wide
+
+    def hear(self, sequence: Sequence, draft: Draft, num_accepted: int, said: Many[int]) -> None:
+        """Of a request's tree so many guesses stood, and it said these tokens."""
+        chosen = ~draft.sampled
+        if draft.evidence is not None:
+            sequence.trust.heard(float(draft.evidence[chosen, SURVIVAL].sum()), num_accepted)
+        for name, part in self._parts.pop(sequence.request.id, {}).items():
+            verdict = retrace(part, said)
+            self.drafters[name].learn(sequence.request.id, part, verdict)
+            if name == MODEL and self._pace is not None and len(part):
+                self._pace.heard(len(part), len(verdict.accepted))
+
+    def timed(self, step_seconds: float) -> None:
+        """A step took so long, the draft model's part in it included."""
+        if self._pace is not None:
+            self._pace.timed(self._drawn, self.seconds[MODEL] - self._before, step_seconds)
+            self._before = self.seconds[MODEL]
+
+    def forget(self, view: RequestView) -> None:
+        """A request is over; whoever guessed for it sees the end of its text first."""
+        self._parts.pop(view.id, None)
+        for watched in self.drafters.values():
+            watched.forget(view.id, view)

@@ -1,0 +1,190 @@
+"""Generation for people: a model, some prompts, and the same words sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import fields
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, TypeAlias, overload
+
+import torch
+
+from forerun.config import SpeculationConfig
+from forerun.drafters.model import ModelDrafter
+from forerun.drafters.registry import make_drafters
+from forerun.engines.local.engine import Engine
+from forerun.engines.local.request import Request, Result, Update
+from forerun.errors import ConfigurationError, ForerunError, InvalidRequest
+from forerun.models.loading import ends_of, load_model, load_tokenizer
+from forerun.models.runner import Runner
+from forerun.models.text import Prompt, demand_same_tokens, encode
+from forerun.types import Drafter, SamplingParams
+
+Who: TypeAlias = str | Drafter | Many[str | Drafter]
+"""Who guesses: `auto`, `none`, names of drafters, `model:PATH`, `module:class`, drafters themselves."""
+
+BRANCHES: Final = 3
+"""Children of a node that a draft model's tree goes on with."""
+
+LONGEST: Final = 8192
+"""Tokens of a text that room is kept for, unless told otherwise."""
+
+
+class LLM:
+    """A model that stays loaded.
+
+    `model` is a directory, a name, or a model of transformers (which comes with its `tokenizer`, if text is
+    wanted). Memory for `max_batch` texts of `max_length` tokens is set aside. With `tree` off, guesses are
+    chains. Everything else about guessing is in `config`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Any,
+        drafter: Who = "auto",
+        *,
+        tokenizer: Any = None,
+        dtype: str | torch.dtype | None = None,
+        max_batch: int = 16,
+        max_length: int | None = None,
+        tree: bool = True,
+        config: SpeculationConfig | None = None,
+    ) -> None:
+        by_name = isinstance(model, str | Path)
+        self.tokenizer = load_tokenizer(model) if by_name and tokenizer is None else tokenizer
+        target: Any = load_model(model, _dtype(dtype)) if by_name else model
+        runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
+        config, given = _named(drafter, config or SpeculationConfig())
+        usual = ["suffix" if name == "auto" else name for name in config.drafters]
+        drafters: dict[str, Drafter] = {}
+        if config.max_draft:
+            drafters = {**make_drafters(config, chain=not tree), **given}
+        if config.max_draft and config.draft_model is not None:
+            drafters["model"] = self._draft_model(config.draft_model, runner, target.dtype, tree)
+        self.engine = Engine(
+            runner,
+            drafters,
+            usual=(*usual, *given, "model"),
+            tokenizer=self.tokenizer,
+            ends=ends_of(target),
+            config=config,
+        )
+        self._ids = count()
+
+    def _draft_model(self, path: str, target: Runner, dtype: torch.dtype, tree: bool) -> Drafter:
+        """A drafter that runs a smaller model, with as many slots as the target."""
+        if self.tokenizer is not None:
+            demand_same_tokens(self.tokenizer, load_tokenizer(path))
+        draft = Runner(
+            load_model(path, dtype), num_slots=target.cache.num_slots, max_length=target.max_length
+        )
+        return ModelDrafter(draft, target.vocab_size, branches=BRANCHES if tree else 1)
+
+    @overload
+    def generate(self, prompts: str, **settings: Any) -> Result: ...
+
+    @overload
+    def generate(
+        self, prompts: Many[Prompt], *, progress: Callable[[int], None] = ..., **settings: Any
+    ) -> list[Result]: ...
+
+    def generate(
+        self,
+        prompts: str | Many[Prompt],
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+        **settings: Any,
+    ) -> Result | list[Result]:
+        """Answer prompts: a list for a list, one answer for one text.
+
+        `settings` are those of `SamplingParams` (temperature, seed, top_p, ...) and of `Request` (max_tokens,
+        stop, max_draft, ...); temperature is 0 unless given. In a list, a prompt that cannot be answered
+        fails alone: its result says why.
+        """
+        if isinstance(prompts, str):
+            (result,) = self.generate([prompts], **settings)
+            if result.error is not None:
+                raise result.error
+            return result
+        results: dict[str, Result] = {}
+        for update in self.stream(prompts, **settings):
+            if update.result is not None:
+                results[update.id] = update.result
+                progress(len(results))
+        return [results[name] for name in sorted(results, key=int)]
+
+    def stream(self, prompts: Many[Prompt], **settings: Any) -> Iterator[Update]:
+        """Answer prompts and show every step on the way; ids are numbers, in the order of the prompts."""
+        make = _maker({"temperature": 0.0, **settings})
+        for prompt in prompts:
+            name = str(next(self._ids))
+            try:
+                self.engine.add(make(name, tuple(encode(self.tokenizer, prompt))))
+            except ForerunError as error:
+                yield Update(name, result=Result(name, "", (), "error", error=error))
+        yield from self.engine.stream()
+
+
+@overload
+def generate(model: str | Path | Any, prompts: str, drafter: Who = ..., **settings: Any) -> Result: ...
+
+
+@overload
+def generate(
+    model: str | Path | Any, prompts: Many[Prompt], drafter: Who = ..., **settings: Any
+) -> list[Result]: ...
+
+
+def generate(
+    model: str | Path | Any,
+    prompts: str | Many[Prompt],
+    drafter: Who = "auto",
+    *,
+    dtype: str | torch.dtype | None = None,
+    tokenizer: Any = None,
+    **settings: Any,
+) -> Result | list[Result]:
+    """Load a model, answer prompts, and let it go; `LLM` keeps it. Settings are those of `LLM.generate`."""
+    return LLM(model, drafter, dtype=dtype, tokenizer=tokenizer).generate(prompts, **settings)
+
+
+def _named(drafter: Who, config: SpeculationConfig) -> tuple[SpeculationConfig, dict[str, Drafter]]:
+    """The configuration with whoever is named, and the drafters that were given as they are."""
+    several: Many[str | Drafter] = [drafter] if isinstance(drafter, str | Drafter) else drafter
+    names = [name.strip() for each in several if isinstance(each, str) for name in each.split(",")]
+    given = {type(each).__name__: each for each in several if not isinstance(each, str)}
+    paths = [name.removeprefix("model:") for name in names if name.startswith("model:")]
+    others = tuple(name for name in names if not name.startswith("model:"))
+    if len(paths) > 1:
+        raise ConfigurationError(f"one draft model at a time can guess; got {', '.join(paths)}")
+    changes: dict[str, Any] = {"drafters": others or (("model",) if paths else config.drafters)}
+    if others == ("none",):
+        changes = {"max_draft": 0}
+    if paths:
+        changes["draft_model"] = paths[0]
+    return SpeculationConfig(**{**config.model_dump(), **changes}), given
+
+
+def _maker(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Request]:
+    """Makes requests with these settings, some of which are about sampling; raises where one is unknown."""
+    asked = dict(settings)
+    known = {each.name for each in fields(SamplingParams)}
+    sampling = SamplingParams(**{name: asked.pop(name) for name in known & asked.keys()})
+    unknown = asked.keys() - {each.name for each in fields(Request)}
+    if unknown:
+        raise InvalidRequest(f"no setting is called {min(unknown)!r}; see SamplingParams and Request")
+    stop = asked.pop("stop", ())
+    asked["stop"] = (stop,) if isinstance(stop, str | int) else tuple(stop)
+    return lambda name, prompt: Request(id=name, prompt=prompt, sampling=sampling, **asked)
+
+
+def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
+    """A precision by its name."""
+    if given is None or isinstance(given, torch.dtype):
+        return given
+    dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(given, given), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigurationError(f"no precision is called {given!r}; there are bfloat16, float16, float32")
+    return dtype

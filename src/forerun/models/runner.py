@@ -1,0 +1,252 @@
+"""Running a model over rows of many texts: read rows, keep a path, drop the rest.
+
+A text lives in a slot: committed rows, and behind them those that were read since, a tree in general. A row
+looks at what is committed and at its own ancestors. Chains, trees, prompts in pieces and single tokens are
+all read by the same pass, by the engine's target and by a draft model alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import DynamicCache
+
+from forerun.errors import InvalidRequest, UnsupportedModel
+from forerun.models.attention import NAME, Part, blocks_of
+from forerun.models.cache import Shape, SlottedCache
+from forerun.types import BoolArray, IntArray
+
+COMMITTED: Final = -1
+"""The parent of a row that directly follows the committed ones."""
+
+_PROBE: Final = (1, 2, 3, 2, 1)
+_TREE: Final = (2, 0, 3, 1, 2)
+_PARENTS: Final[IntArray] = np.array([COMMITTED, COMMITTED, 0, 1, 2])
+_PATH: Final = (0, 2, 4)
+"""Tokens that every model is tried with, whatever they mean to it: all but the first and the last of them are
+read again as a path of a tree."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Tokens to read behind a text. `parents` are rows read since the last `keep`, these included, or
+    `COMMITTED`; without any the tokens are a chain behind the last row read. Logits are wanted of the last
+    `num_logits`.
+    """
+
+    slot: int
+    tokens: Sequence[int] | IntArray
+    parents: IntArray | None = None
+    num_logits: int = 1
+
+
+class Runner:
+    """A model, and slots for `num_slots` texts of at most `max_length` tokens.
+
+    The model's module is not changed; where it lets one choose, attention is ours, which reads many texts in
+    one pass. Models whose attention is their own read text by text. Either way the model is tried first, and
+    refused if it does not say here what it says by itself.
+    """
+
+    def __init__(self, model: Any, *, num_slots: int = 16, max_length: int | None = None) -> None:
+        self.model = model
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self.max_length = min(max_length or 2**62, longest(model))
+        self.num_passes, self.seconds = 0, 0.0
+        plain, shape = _tried_plainly(model)
+        self.cache = SlottedCache(shape, num_slots, self.max_length, model.dtype, model.device)
+        self._visible: dict[int, BoolArray] = {}
+        self._together = self._can_read_together(plain)
+        if not self._together and not self._agrees(plain):
+            raise UnsupportedModel(
+                f"{type(model).__name__} says something else when its rows are read as a tree: its attention"
+                " takes no 4-D mask, or it does not take positions; this engine cannot run it"
+            )
+        self.num_passes, self.seconds = 0, 0.0
+
+    def length(self, slot: int) -> int:
+        """How many rows of a text are committed."""
+        return int(self.cache.lengths[slot])
+
+    def take(self) -> int:
+        """A slot for a new text."""
+        slot = self.cache.take()
+        self._visible[slot] = _NONE
+        return slot
+
+    def release(self, slot: int) -> None:
+        """A text is over."""
+        del self._visible[slot]
+        self.cache.release(slot)
+
+    @torch.inference_mode()
+    def read(self, texts: Sequence[Rows]) -> torch.Tensor:
+        """Read rows of some texts in one pass; the logits that are wanted, text after text."""
+        if self._together or len(texts) == 1:
+            return self._pass(texts)
+        return torch.cat([self._pass([each]) for each in texts])
+
+    def keep(self, paths: Mapping[int, Sequence[int]]) -> None:
+        """Commit, of the rows read behind each of these texts, one path; the others are dropped."""
+        moves = [
+            (slot, self.length(slot) + row, self.length(slot) + place)
+            for slot, path in paths.items()
+            for place, row in enumerate(path)
+            if row != place
+        ]
+        for slot, path in paths.items():
+            self.cache.lengths[slot] += len(path)
+            self._visible[slot] = _NONE
+        if moves:
+            self.cache.move(*np.array(moves, dtype=np.int64).T)
+
+    def cut(self, slot: int, length: int) -> None:
+        """Roll a text back to a length."""
+        self.cache.lengths[slot] = min(length, self.length(slot))
+        self._visible[slot] = _NONE
+
+    def _pass(self, texts: Sequence[Rows]) -> torch.Tensor:
+        """One run of the model."""
+        parts = [self._part(rows) for rows in texts]
+        blocks = blocks_of(parts, self.model.dtype, self.model.device)
+        slots = np.repeat([part.slot for part in parts], [part.num_rows for part in parts])
+        self.cache.aim(
+            slots,
+            np.concatenate([part.num_seen - part.num_rows + np.arange(part.num_rows) for part in parts]),
+        )
+        if not self._together:
+            self.cache.show(*blocks[0].slots, blocks[0].length)
+        wanted = _wanted(texts)
+        began = time.perf_counter()
+        out = self.model(
+            input_ids=self._row([np.asarray(rows.tokens) for rows in texts]),
+            position_ids=self._row([part.positions for part in parts]),
+            attention_mask=blocks[0].mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=torch.from_numpy(wanted).to(self.model.device) if len(wanted) else 1,
+            **({"blocks": blocks} if self._together else {}),
+        )
+        self.num_passes += 1
+        self.seconds += time.perf_counter() - began
+        for part in parts:
+            self._visible[part.slot] = _below(self._visible[part.slot], part.visible)
+        logits: torch.Tensor = out.logits[0, : len(wanted)]
+        return logits
+
+    def _part(self, rows: Rows) -> Part:
+        """What the rows of a text may look at."""
+        part = Part(rows.slot, self.length(rows.slot), _lineage(self._visible[rows.slot], rows))
+        if part.num_seen > self.max_length:
+            raise InvalidRequest(f"a text of {part.num_seen} tokens came for {self.max_length} places")
+        return part
+
+    def _row(self, numbers: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+        """[1, rows] of all texts."""
+        return torch.from_numpy(np.concatenate(numbers).astype(np.int64))[None].to(self.model.device)
+
+    def _can_read_together(self, plain: torch.Tensor) -> bool:
+        """Give the model our attention, if it takes one and then says what it says by itself."""
+        own = self.model.config._attn_implementation
+        if getattr(self.model, "_supports_attention_backend", False):
+            self._together = True
+            try:
+                self.model.set_attn_implementation(NAME)
+                if self._agrees(plain):
+                    return True
+            except UnsupportedModel:
+                pass
+        self._together = False
+        self.model.set_attn_implementation(own if own in {"eager", "sdpa"} else "sdpa")
+        return False
+
+    def _agrees(self, plain: torch.Tensor) -> bool:
+        """Whether reading the probe as a tree, beside another text, gives what reading it plainly gave."""
+        here, *other = [self.take() for _ in range(min(2, self.cache.num_slots))]
+        try:
+            self.read([Rows(here, _PROBE[:1]), *(Rows(slot, _PROBE[3:]) for slot in other)])
+            self.keep({here: [0]})
+            tree = Rows(here, _TREE, _PARENTS, num_logits=len(_TREE))
+            self.read([*(Rows(slot, _PROBE[:1], num_logits=0) for slot in other), tree])
+            self.keep({here: _PATH})
+            said = self.read([Rows(here, _PROBE[-1:])])
+        finally:
+            for slot in (here, *other):
+                self.release(slot)
+        loose = 1e-3 if self.model.dtype in {torch.float32, torch.float64} else 0.1
+        return bool((said[0] - plain).abs().max() <= loose * plain.abs().max())
+
+
+_NONE: Final[BoolArray] = np.zeros((0, 0), dtype=bool)
+
+
+def longest(model: Any) -> int:
+    """How many tokens a text may have, if every layer is to see all of it."""
+    config = model.config.get_text_config()
+    bounds = [getattr(config, "max_position_embeddings", None)]
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"} or not kinds:
+        bounds += [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((bound for bound in bounds if bound), default=2**31)
+
+
+@torch.inference_mode()
+def _tried_plainly(model: Any) -> tuple[torch.Tensor, Shape]:
+    """What the model says by itself after the probe, and what it keeps of each token."""
+    cache = DynamicCache()
+    out = model(torch.tensor([_PROBE], device=model.device), past_key_values=cache, use_cache=True)
+    kept = {_kept(layer) for layer in cache.layers}
+    if len(kept) != 1 or () in kept:
+        raise UnsupportedModel(
+            f"{type(model).__name__} does not keep the same keys and values in each layer;"
+            " this engine runs decoders with ordinary attention"
+        )
+    ((num_heads, key_size, _, value_size),) = kept
+    return out.logits[0, -1], Shape(len(cache.layers), num_heads, key_size, value_size)
+
+
+def _kept(layer: Any) -> tuple[int, ...]:
+    """The heads and sizes of what a layer keeps of a token; nothing, if that is not keys and values."""
+    if getattr(layer, "keys", None) is None:
+        return ()
+    return (*(layer.keys.shape[i] for i in (1, 3)), *(layer.values.shape[i] for i in (1, 3)))
+
+
+def _lineage(above: BoolArray, rows: Rows) -> BoolArray:
+    """[rows, rows of the text that are not committed]: what each row descends from, itself included."""
+    before, num = len(above), len(rows.tokens)
+    if rows.parents is None and not before:
+        return np.tri(num, dtype=bool)
+    parents = np.arange(before - 1, before - 1 + num) if rows.parents is None else rows.parents
+    visible = np.zeros((num, before + num), dtype=bool)
+    for row, parent in enumerate(parents.tolist()):
+        if parent >= before:
+            visible[row] = visible[parent - before]
+        elif parent != COMMITTED:
+            visible[row, :before] = above[parent]
+        visible[row, before + row] = True
+    return visible
+
+
+def _below(above: BoolArray, visible: BoolArray) -> BoolArray:
+    """The lineage of all rows of a text that are not committed, with those of a pass."""
+    if not len(above):
+        return visible
+    square = np.zeros((visible.shape[1],) * 2, dtype=bool)
+    square[: len(above), : len(above)] = above
+    square[len(above) :] = visible
+    return square
+
+
+def _wanted(texts: Sequence[Rows]) -> IntArray:
+    """The rows of a pass whose logits are wanted."""
+    ends = np.cumsum([len(rows.tokens) for rows in texts])
+    return np.concatenate(
+        [np.arange(end - rows.num_logits, end) for end, rows in zip(ends, texts, strict=True)]
+    )
