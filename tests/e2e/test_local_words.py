@@ -1,0 +1,122 @@
+"""The local engine says what plain `model.generate` says, whoever guesses and whoever else is in the batch.
+
+The real model in float32. FORERUN_E2E_WORDS=full asks everything of everybody (about an hour).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forerun import LLM
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared" / "data"
+
+FULL = os.environ.get("FORERUN_E2E_WORDS") == "full"
+NUM_PROMPTS, NUM_TOKENS = (40, 128) if FULL else (10, 16)
+
+DRAFTERS = ("ngram", "suffix", "model", "suffix,ngram,model")
+BATCHES = (1, 4, 16)
+EVERYTHING = list(product(DRAFTERS, (False, True), BATCHES))
+A_FEW = [
+    (drafter, tree, BATCHES[(i + tree) % 3]) for i, drafter in enumerate(DRAFTERS) for tree in (False, True)
+]
+
+needs_data = pytest.mark.skipif(
+    not SHARED.exists() and "FORERUN_CI" not in os.environ, reason="needs ../shared/data beside the project"
+)
+
+
+@pytest.fixture(scope="module")
+def model(smollm2: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(smollm2: Path) -> list[list[int]]:
+    """Every category of Spec-Bench has one, as a user would ask."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    lines = (SHARED / "spec_bench" / "question.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    chosen = rows[:: len(rows) // NUM_PROMPTS][:NUM_PROMPTS]
+    if FULL:
+        assert {row["category"] for row in chosen} == {row["category"] for row in rows}
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": row["turns"][0][: None if FULL else 700]}],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        for row in chosen
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers says by itself."""
+    answers = []
+    for prompt in prompts:
+        out = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            top_p=None,
+            temperature=None,
+        )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def llm(smollm2: Path, drafter: str, *, tree: bool, batch: int) -> LLM:
+    named = drafter.replace("model", f"model:{SHARED / 'draft-smollm2'}")
+    return LLM(smollm2, named, dtype="float32", tree=tree, max_batch=batch, max_length=4096)
+
+
+@needs_data
+@pytest.mark.parametrize(("drafter", "tree", "batch"), EVERYTHING if FULL else A_FEW)
+def test_greedy_words_are_those_of_plain_generate(
+    smollm2: Path, plain: list[list[int]], prompts: list[list[int]], drafter: str, tree: bool, batch: int
+) -> None:
+    results = llm(smollm2, drafter, tree=tree, batch=batch).generate(prompts, max_tokens=NUM_TOKENS)
+    assert sum(result.stats.num_accepted for result in results) > NUM_PROMPTS, "nothing was guessed right"
+    assert [list(result.token_ids) for result in results] == plain
+
+
+@pytest.fixture(scope="module")
+def seeded(smollm2: Path, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    results = llm(smollm2, "none", tree=False, batch=1).generate(prompts, max_tokens=NUM_TOKENS, **SEEDED)
+    return [result.token_ids for result in results]
+
+
+SEEDED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
+
+
+@needs_data
+@pytest.mark.parametrize(("drafter", "tree", "batch"), EVERYTHING if FULL else A_FEW[1::2])
+def test_seeded_words_do_not_depend_on_who_guesses(
+    smollm2: Path,
+    seeded: list[tuple[int, ...]],
+    prompts: list[list[int]],
+    drafter: str,
+    tree: bool,
+    batch: int,
+) -> None:
+    results = llm(smollm2, drafter, tree=tree, batch=batch).generate(
+        prompts, max_tokens=NUM_TOKENS, **SEEDED
+    )
+    assert sum(result.stats.num_accepted for result in results) > 0
+    assert [result.token_ids for result in results] == seeded
