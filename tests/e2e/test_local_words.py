@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import product
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 
 FULL = os.environ.get("FORERUN_E2E_WORDS") == "full"
-NUM_PROMPTS, NUM_TOKENS = (40, 128) if FULL else (10, 16)
+NUM_PROMPTS, NUM_TOKENS = (40, 128) if FULL else (13, 16)
 
 DRAFTERS = ("ngram", "suffix", "model", "suffix,ngram,model")
 BATCHES = (1, 4, 16)
@@ -43,17 +43,20 @@ def model(smollm2: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
 
 
+def _name(row: dict[str, Any]) -> str:
+    return str(row["category"])
+
+
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> list[list[int]]:
-    """Every category of Spec-Bench has one, as a user would ask."""
+    """Questions of all categories of Spec-Bench in turn, as a user would ask them."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     lines = (SHARED / "spec_bench" / "question.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    chosen = rows[:: len(rows) // NUM_PROMPTS][:NUM_PROMPTS]
-    if FULL:
-        assert {row["category"] for row in chosen} == {row["category"] for row in rows}
+    by_category = [[row for row in rows if row["category"] == name] for name in sorted({*map(_name, rows)})]
+    chosen = [row for turn in zip_longest(*by_category) for row in turn if row][:NUM_PROMPTS]
     return [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": row["turns"][0][: None if FULL else 700]}],
@@ -115,8 +118,6 @@ def test_seeded_words_do_not_depend_on_who_guesses(
     tree: bool,
     batch: int,
 ) -> None:
-    results = llm(smollm2, drafter, tree=tree, batch=batch).generate(
-        prompts, max_tokens=NUM_TOKENS, **SEEDED
-    )
+    results = llm(smollm2, drafter, tree=tree, batch=batch).generate(prompts, max_tokens=NUM_TOKENS, **SEEDED)
     assert sum(result.stats.num_accepted for result in results) > 0
     assert [result.token_ids for result in results] == seeded
