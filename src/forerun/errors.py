@@ -10,6 +10,7 @@ ForerunError
 ├── InvalidCorpus             a corpus file that is cut off, damaged or of another version (also a ValueError)
 ├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
 ├── UnreadablePrompts         a file that holds no prompts (also a ValueError)
+├── UnreadableTrace           a file that holds no trace of rounds (also a ValueError)
 ├── UnreadableModel           a directory that holds no model, or not all of one (also a ValueError)
 ├── UnsupportedModel          a model that cannot be run here without changing its words (also a ValueError)
 ├── UnreadableAnswer          a server's answer does not say which tokens it is made of (also a ValueError)
@@ -59,6 +60,10 @@ class UnreadableTranscripts(ForerunError, ValueError):
 
 class UnreadablePrompts(ForerunError, ValueError):
     """A file that does not hold prompts."""
+
+
+class UnreadableTrace(ForerunError, ValueError):
+    """A file that does not hold a trace of rounds."""
 
 
 class UnreadableModel(ForerunError, ValueError):

@@ -9,9 +9,11 @@ import typer
 from forerun.cli.audit import audit
 from forerun.cli.corpus import corpus
 from forerun.cli.doctor import doctor
+from forerun.cli.generate import generate
 from forerun.cli.replay import replay
 from forerun.cli.serve import serve
 from forerun.cli.theory import theory
+from forerun.cli.trace import trace
 
 app = typer.Typer(
     help="Lossless speculative decoding: faster, with the same words.",
@@ -22,9 +24,11 @@ app = typer.Typer(
 app.add_typer(audit, name="audit")
 app.add_typer(corpus, name="corpus")
 app.command()(doctor)
+app.command()(generate)
 app.command()(replay)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.command()(theory)
+app.command()(trace)
 
 
 def _print_version(wanted: bool) -> None:

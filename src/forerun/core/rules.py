@@ -57,7 +57,7 @@ def apply_rules(logits: torch.Tensor, settings: Settings, contexts: Sequence[Con
     """Change the logits of the rows that have rules, in place."""
     rows = np.flatnonzero(settings.has_rules).tolist()
     for params in {id(settings.params[row]): settings.params[row] for row in rows}.values():
-        _demand_known(params, logits.shape[1])
+        demand_known(params, logits.shape[1])
     for row in rows:
         params, context = settings.params[row], contexts[row]
         if params.allowed_token_ids is not None:
@@ -71,7 +71,7 @@ def apply_rules(logits: torch.Tensor, settings: Settings, contexts: Sequence[Con
         _penalise(logits[row], params, context)
 
 
-def _demand_known(params: SamplingParams, vocab_size: int) -> None:
+def demand_known(params: SamplingParams, vocab_size: int) -> None:
     """Raise where settings name a token that does not exist."""
     named = {
         "logit_bias": params.logit_bias,

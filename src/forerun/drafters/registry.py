@@ -30,7 +30,7 @@ def make_drafters(
     else:
         plain = config
     return {
-        name: _warm(_maker(name)(plain if name == "ngram" else config, chain, vocabulary))
+        name: warm(_maker(name)(plain if name == "ngram" else config, chain, vocabulary))
         for name in config.names
         if name not in OF_THE_ENGINE
     }
@@ -53,7 +53,7 @@ def demand_known(config: SpeculationConfig) -> None:
             _maker(name)
 
 
-def _warm(drafter: Drafter) -> Drafter:
+def warm(drafter: Drafter) -> Drafter:
     """A drafter that has compiled what it needs: for a text that grows, and for one that was seen before."""
     for name in ("warm-up", "warm-up again"):
         for text in ([1, 2, 1, 2], [1, 2, 1, 2, 1]):

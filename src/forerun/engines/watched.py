@@ -17,7 +17,7 @@ from forerun.errors import InvalidDraft
 from forerun.types import Draft, Drafter, RequestView, Verdict
 
 TOO_LONG: Final = 1.0
-"""Seconds that a call may take; drafters take microseconds."""
+"""Seconds that a call may take; drafters that look text up take microseconds."""
 
 REST: Final = 100.0
 
@@ -45,6 +45,7 @@ class Watched:
         vocab_size: int,
         *,
         trees: bool = False,
+        too_long: float = TOO_LONG,
         clock: Callable[[], float] = time.monotonic,
         logger: logging.Logger | None = None,
     ) -> None:
@@ -53,6 +54,7 @@ class Watched:
         self.counts = counts
         self.vocab_size = vocab_size
         self.trees = trees
+        self.too_long = too_long
         self.clock = clock
         self.logger = logger or logging.getLogger("forerun")
         self._rests_until = -1.0
@@ -105,7 +107,7 @@ class Watched:
 
     def _time(self, seconds: float) -> None:
         self.counts.spent(self.name, seconds)
-        if seconds > TOO_LONG:
+        if seconds > self.too_long:
             self._rests_until = self.clock() + REST * seconds
             self.counts.error(self.name)
             self.logger.warning(

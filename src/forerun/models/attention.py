@@ -64,7 +64,7 @@ class Block:
 
     Padding i of the block is row `rows[i]` of the pass, any row where there is none; row i of the block's
     own is padding `places[i]`; they are rows `own` of the pass. `alone` says that there is one text only, so
-    that the block is the pass. `mask` is added to the scores.
+    that the block is the pass, `open` that nothing is hidden. `mask` is added to the scores.
     """
 
     slots: tuple[int, int]
@@ -74,12 +74,13 @@ class Block:
     places: torch.Tensor
     own: torch.Tensor
     alone: bool
+    open: bool
     mask: torch.Tensor
     _folded: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def folded(self, groups: int) -> torch.Tensor | None:
-        """The mask for so many query heads to a key head; None for a single row, which sees all there is."""
-        if self.alone and self.width == 1:
+        """The mask for so many query heads to a key head; None where every row sees all there is."""
+        if self.open:
             return None
         if groups not in self._folded:
             num, _, width, length = self.mask.shape
@@ -127,6 +128,7 @@ def _block(
         places=torch.from_numpy(np.concatenate(places)).to(device),
         own=torch.from_numpy(np.concatenate(own)).to(device),
         alone=len(parts) == 1,
+        open=not hidden.any(),
         mask=mask.to(device),
     )
 

@@ -8,6 +8,8 @@ places, not tokens.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +49,7 @@ class SlottedCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._values = torch.zeros(*places, shape.value_size, dtype=dtype, device=device)
         self._free = list(range(num_slots))
         self._touched: IntArray = np.zeros(num_slots, dtype=np.int64)
-        self._at = torch.zeros(0, dtype=torch.long, device=device)
+        self._at = self._nowhere = torch.zeros(0, dtype=torch.long, device=device)
         self._views = [
             (self._by_slot(k), self._by_slot(v)) for k, v in zip(self._keys, self._values, strict=True)
         ]
@@ -73,10 +75,15 @@ class SlottedCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._touched[slot] = self.lengths[slot] = 0
         heapq.heappush(self._free, slot)
 
-    def aim(self, slots: IntArray, rows: IntArray) -> None:
-        """Say where the next pass writes: for each of its rows the slot, and the row of that slot."""
+    @contextmanager
+    def aimed(self, slots: IntArray, rows: IntArray) -> Iterator[None]:
+        """Where the pass inside writes: for each of its rows the slot, and the row of that slot."""
         np.maximum.at(self._touched, slots, rows + 1)
         self._at = torch.from_numpy(slots * self.max_length + rows).to(self._keys.device)
+        try:
+            yield
+        finally:
+            self._at = self._nowhere
 
     def show(self, first: int, last: int, length: int) -> None:
         """Say what an attention of the model's own sees: the beginnings of these slots."""

@@ -62,11 +62,12 @@ class Runner:
         plain, shape = _tried_plainly(model)
         self.cache = SlottedCache(shape, num_slots, self.max_length, model.dtype, model.device)
         self._visible: dict[int, BoolArray] = {}
+        self._fault = ""
         self._together = self._can_read_together(plain)
         if not self._together and not self._agrees(plain):
             raise UnsupportedModel(
                 f"{type(model).__name__} says something else when its rows are read as a tree: its attention"
-                " takes no 4-D mask, or it does not take positions; this engine cannot run it"
+                f" takes no 4-D mask, or it does not take positions; this engine cannot run it{self._fault}"
             )
         self.num_passes, self.seconds = 0, 0.0
 
@@ -116,23 +117,21 @@ class Runner:
         parts = [self._part(rows) for rows in texts]
         blocks = blocks_of(parts, self.model.dtype, self.model.device)
         slots = np.repeat([part.slot for part in parts], [part.num_rows for part in parts])
-        self.cache.aim(
-            slots,
-            np.concatenate([part.num_seen - part.num_rows + np.arange(part.num_rows) for part in parts]),
-        )
+        places = np.concatenate([part.num_seen - part.num_rows + np.arange(part.num_rows) for part in parts])
         if not self._together:
             self.cache.show(*blocks[0].slots, blocks[0].length)
         wanted = _wanted(texts)
         began = time.perf_counter()
-        out = self.model(
-            input_ids=self._row([np.asarray(rows.tokens) for rows in texts]),
-            position_ids=self._row([part.positions for part in parts]),
-            attention_mask=blocks[0].mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=torch.from_numpy(wanted).to(self.model.device) if len(wanted) else 1,
-            **({"blocks": blocks} if self._together else {}),
-        )
+        with self.cache.aimed(slots, places):
+            out = self.model(
+                input_ids=self._row([np.asarray(rows.tokens) for rows in texts]),
+                position_ids=self._row([part.positions for part in parts]),
+                attention_mask=blocks[0].mask,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=torch.from_numpy(wanted).to(self.model.device) if len(wanted) else 1,
+                **({"blocks": blocks} if self._together else {}),
+            )
         self.num_passes += 1
         self.seconds += time.perf_counter() - began
         for part in parts:
@@ -156,12 +155,9 @@ class Runner:
         own = self.model.config._attn_implementation
         if getattr(self.model, "_supports_attention_backend", False):
             self._together = True
-            try:
-                self.model.set_attn_implementation(NAME)
-                if self._agrees(plain):
-                    return True
-            except UnsupportedModel:
-                pass
+            self.model.set_attn_implementation(NAME)
+            if self._agrees(plain):
+                return True
         self._together = False
         self.model.set_attn_implementation(own if own in {"eager", "sdpa"} else "sdpa")
         return False
@@ -176,6 +172,9 @@ class Runner:
             self.read([*(Rows(slot, _PROBE[:1], num_logits=0) for slot in other), tree])
             self.keep({here: _PATH})
             said = self.read([Rows(here, _PROBE[-1:])])
+        except Exception as error:  # whatever a model does with arguments it does not know
+            self._fault = f": {error}"
+            return False
         finally:
             for slot in (here, *other):
                 self.release(slot)

@@ -6,5 +6,5 @@
 - `judging`: which guesses stand, and whose logits are broken
 - `engine`: `step()`, which is all of it
 - `llm`: `generate` and `LLM`, for people
-- `trace`, `page`: what happened, round by round, as lines and as a page
+- `trace`, `stories`, `page`: what happened, round by round: written as lines, read back, drawn
 """

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from forerun.config import SpeculationConfig
+from forerun.core.rules import demand_known
 from forerun.engines.local.ending import Ending
 from forerun.engines.local.guessing import Guesser
 from forerun.engines.local.judging import judge
@@ -81,6 +82,7 @@ class Engine:
             raise InvalidRequest(
                 "a stop text needs a tokenizer: stop at token ids, or load the model with one"
             )
+        demand_known(request.sampling, self.target.vocab_size)
         self.guesser.demand_known(request.drafters or ())
         self._waiting.append(request)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
@@ -12,7 +13,7 @@ from forerun.control.trust import Trust
 from forerun.drafters.together import merge, retrace
 from forerun.drafters.tree import SURVIVAL
 from forerun.engines.local.sequence import Sequence
-from forerun.engines.watched import Watched
+from forerun.engines.watched import TOO_LONG, Watched
 from forerun.errors import InvalidRequest
 from forerun.types import Draft, Drafter, RequestView
 
@@ -31,7 +32,15 @@ class Guesser:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.errors: Counter[str] = Counter()
         self.drafters = {
-            name: Watched(name, drafter, self, vocab_size, trees=True) for name, drafter in drafters.items()
+            name: Watched(
+                name,
+                drafter,
+                self,
+                vocab_size,
+                trees=True,
+                too_long=math.inf if name == MODEL else TOO_LONG,  # it may have a prompt to read
+            )
+            for name, drafter in drafters.items()
         }
         self._trust = {greedy: Trust() for greedy in (True, False)}
         self._pace = Pace(max_draft) if MODEL in drafters and max_draft else None

@@ -13,9 +13,10 @@ import torch
 
 from forerun.config import SpeculationConfig
 from forerun.drafters.model import ModelDrafter
-from forerun.drafters.registry import make_drafters
+from forerun.drafters.registry import make_drafters, warm
 from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Request, Result, Update
+from forerun.engines.local.trace import Trace
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest
 from forerun.models.loading import ends_of, load_model, load_tokenizer
 from forerun.models.runner import Runner
@@ -60,7 +61,10 @@ class LLM:
         usual = ["suffix" if name == "auto" else name for name in config.drafters]
         drafters: dict[str, Drafter] = {}
         if config.max_draft:
-            drafters = {**make_drafters(config, chain=not tree), **given}
+            drafters = {
+                **make_drafters(config, chain=not tree),
+                **{name: warm(each) for name, each in given.items()},
+            }
         if config.max_draft and config.draft_model is not None:
             drafters["model"] = self._draft_model(config.draft_model, runner, target.dtype, tree)
         self.engine = Engine(
@@ -115,15 +119,29 @@ class LLM:
                 progress(len(results))
         return [results[name] for name in sorted(results, key=int)]
 
-    def stream(self, prompts: Many[Prompt], **settings: Any) -> Iterator[Update]:
+    def stream(
+        self, prompts: Many[Prompt], *, tracer: Trace | None = None, **settings: Any
+    ) -> Iterator[Update]:
         """Answer prompts and show every step on the way; ids are numbers, in the order of the prompts."""
+        for update in self._stream(prompts, tracer, settings):
+            if tracer is not None:
+                tracer.update(update)
+            yield update
+
+    def _stream(
+        self, prompts: Many[Prompt], tracer: Trace | None, settings: Mapping[str, Any]
+    ) -> Iterator[Update]:
         make = _maker({"temperature": 0.0, **settings})
         for prompt in prompts:
             name = str(next(self._ids))
             try:
-                self.engine.add(make(name, tuple(encode(self.tokenizer, prompt))))
+                tokens = encode(self.tokenizer, prompt)
+                self.engine.add(make(name, tuple(tokens)))
             except ForerunError as error:
                 yield Update(name, result=Result(name, "", (), "error", error=error))
+            else:
+                if tracer is not None:
+                    tracer.prompt(name, tokens)
         yield from self.engine.stream()
 
 

@@ -39,6 +39,8 @@ class Request:
             raise InvalidRequest(f"max_tokens is {self.max_tokens}; it must be at least 1")
         if self.max_draft is not None and self.max_draft < 0:
             raise InvalidRequest(f"max_draft is {self.max_draft}; it must be at least 0")
+        if self.lenience is not None and not 0 < self.lenience <= 1:
+            raise InvalidRequest(f"lenience is {self.lenience}; it must be more than 0 and at most 1")
         for each in self.stop:
             if isinstance(each, bool) or not isinstance(each, str | int) or each == "":
                 raise InvalidRequest(

@@ -1,0 +1,45 @@
+"""A trace read back: the requests of a run, round by round. Needs no model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UnreadableTrace
+
+
+@dataclass(slots=True)
+class Story:
+    """One request of a trace."""
+
+    id: str
+    prompt: str = ""
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+def read_trace(file: Path) -> list[Story]:
+    """The requests of a trace, in the order they began; a run that was cut off has no results."""
+    stories: dict[str, Story] = {}
+    number = 0
+    try:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):  # noqa: B007
+            row = json.loads(line)
+            story = stories.setdefault(row["id"], Story(row["id"]))
+            if "prompt" in row:
+                story.prompt = str(row["prompt"])
+            elif "result" in row:
+                story.result = dict(row["result"])
+            else:
+                story.rounds.append({key: row[key] for key in ("seconds", "said", "accepted", "guesses")})
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableTrace(f"cannot read {file}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableTrace(
+            f"line {number} of {file} is not of a trace: `forerun generate --trace` writes them"
+        ) from error
+    if not stories:
+        raise UnreadableTrace(f"{file} is empty: `forerun generate --trace {file}` fills it")
+    return list(stories.values())

@@ -1,0 +1,91 @@
+"""Tiny models, drafters and engines for tests of the local engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from forerun.config import SpeculationConfig
+from forerun.drafters.model import ModelDrafter
+from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.registry import warm
+from forerun.drafters.suffix import SuffixDrafter
+from forerun.engines.local.engine import Engine
+from forerun.engines.local.request import Request, Result
+from forerun.models.runner import Runner
+from forerun.types import ROOT, Draft, Drafter, Proposal, RequestView, Verdict
+
+VOCAB = 16
+
+
+def make_draft_model(tiny_llama: Any, noise: float = 0.05) -> Any:
+    """The target with its weights shaken: sometimes right, sometimes wrong."""
+    torch.manual_seed(1)
+    model = copy.deepcopy(tiny_llama)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return model
+
+
+def make_engine(
+    tiny_llama: Any, drafters: Mapping[str, Drafter], *, slots: int = 4, length: int = 128, **config: Any
+) -> Engine:
+    runner = Runner(copy.deepcopy(tiny_llama), num_slots=slots, max_length=length)
+    return Engine(runner, drafters, config=SpeculationConfig(**config))
+
+
+def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 1) -> dict[str, Drafter]:
+    """Drafters by name, new ones."""
+    makers: dict[str, Callable[[], Drafter]] = {
+        "ngram": NgramDrafter,
+        "suffix": SuffixDrafter,
+        "model": lambda: ModelDrafter(
+            Runner(make_draft_model(tiny_llama), num_slots=slots, max_length=128), VOCAB, branches=branches
+        ),
+        "drawn tree": DrawnTree,
+    }
+    return {name: warm(makers[name]()) for name in names}
+
+
+def answers(engine: Engine, requests: Sequence[Request]) -> list[Result]:
+    """The results of some requests, in their order."""
+    for request in requests:
+        engine.add(request)
+    results = {update.id: update.result for update in engine.stream() if update.result is not None}
+    return [results[request.id] for request in requests]
+
+
+class DrawnTree:
+    """Draws a tree from a q of its own: three children at the root without replacement, one below each."""
+
+    def __init__(self) -> None:
+        self.draw = np.random.default_rng(3)
+        weights = np.arange(1, VOCAB + 1, dtype=np.float64)
+        self.q = torch.tensor(weights / weights.sum(), dtype=torch.float32)
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
+        return [self._tree() if budget >= 6 else Draft.chain([]) for budget in budgets]
+
+    def _tree(self) -> Draft:
+        p = self.q.double().numpy()
+        top = self.draw.choice(VOCAB, size=3, replace=False, p=p / p.sum())
+        below = self.draw.choice(VOCAB, size=3, p=p / p.sum())
+        once, again = Proposal(self.q, replacement=False), Proposal(self.q)
+        return Draft(
+            tokens=np.concatenate([top, below]).astype(np.int64),
+            parents=np.array([ROOT, ROOT, ROOT, 0, 1, 2]),
+            sampled=np.ones(6, dtype=bool),
+            q={ROOT: once, 0: again, 1: again, 2: again},
+            source=("drawn tree",) * 6,
+        )
+
+    def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:
+        pass
+
+    def forget(self, id: str) -> None:
+        pass

@@ -1,0 +1,240 @@
+"""Rows of many texts and trees in one pass say what each path says when the model reads it plainly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.errors import InvalidRequest, UnsupportedModel
+from forerun.models import runner as running
+from forerun.models.attention import WIDE
+from forerun.models.runner import COMMITTED, Rows, Runner, longest
+from forerun.types import BoolArray
+
+TOKENS = st.lists(st.integers(0, 15), min_size=1, max_size=12)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Tokens and parents of up to ten rows."""
+    tokens = draw(st.lists(st.integers(0, 15), min_size=1, max_size=10))
+    return tokens, [draw(st.integers(COMMITTED, node - 1)) for node in range(len(tokens))]
+
+
+@torch.inference_mode()
+def plainly(model: Any, tokens: list[int]) -> torch.Tensor:
+    """Logits after a text, read in one piece with the model's own attention and no cache."""
+    own = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    model.set_attn_implementation(own)
+    return logits
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    path: list[int] = []
+    while node != COMMITTED:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def differences(
+    model: Any, texts: list[tuple[list[int], tuple[list[int], list[int]]]], *, slots: int = 4
+) -> float:
+    """The largest difference between trees behind several texts in one pass, and their paths alone."""
+    runner = Runner(model, num_slots=slots, max_length=64)
+    taken = [runner.take() for _ in texts]
+    for slot, (prompt, _) in zip(taken, texts, strict=True):
+        runner.read([Rows(slot, prompt, num_logits=0)])
+        runner.keep({slot: range(len(prompt))})
+    logits = runner.read(
+        [
+            Rows(slot, tokens, np.array(parents), num_logits=len(tokens))
+            for slot, (_, (tokens, parents)) in zip(taken, texts, strict=True)
+        ]
+    )
+    expected = [
+        plainly(model, prompt + [tokens[i] for i in path_to(node, parents)])
+        for prompt, (tokens, parents) in texts
+        for node in range(len(tokens))
+    ]
+    return float((logits - torch.stack(expected)).abs().max())
+
+
+@given(texts=st.lists(st.tuples(TOKENS, trees()), min_size=1, max_size=4))
+@settings(max_examples=25)
+def test_every_path_of_every_tree_says_what_it_says_alone(tiny_llama: Any, texts: Any) -> None:
+    assert differences(tiny_llama, texts) < 1e-4
+
+
+def test_a_row_that_sees_its_sibling_is_noticed(tiny_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = running._lineage
+
+    def careless(above: BoolArray, rows: Rows) -> BoolArray:
+        num, width = real(above, rows).shape
+        return np.tri(num, width, k=width - num, dtype=bool)  # a chain, always
+
+    texts = [([3, 4], ([5, 6, 7], [-1, -1, 1]))]
+    assert differences(tiny_llama, texts) < 1e-4
+    monkeypatch.setattr(running, "_lineage", careless)
+    monkeypatch.setattr(Runner, "_agrees", lambda *_: True)
+    assert differences(tiny_llama, texts) > 1e-2
+
+
+@given(prompt=TOKENS, tree=trees(), more=TOKENS, data=st.data())
+@settings(max_examples=25)
+def test_a_kept_path_reads_on_as_if_nothing_else_had_been_read(
+    tiny_llama: Any,
+    prompt: list[int],
+    tree: tuple[list[int], list[int]],
+    more: list[int],
+    data: st.DataObject,
+) -> None:
+    tokens, parents = tree
+    runner = Runner(tiny_llama, num_slots=2, max_length=64)
+    slot = runner.take()
+    runner.read([Rows(slot, prompt), Rows(runner.take(), more)])
+    runner.keep({slot: range(len(prompt))})
+    runner.read([Rows(slot, tokens, np.array(parents))])
+    node = data.draw(st.integers(COMMITTED, len(tokens) - 1))
+    kept = path_to(node, parents)
+    runner.keep({slot: kept})
+    said = prompt + [tokens[i] for i in kept]
+    assert runner.length(slot) == len(said)
+    logits = runner.read([Rows(slot, more)])
+    assert (logits[0] - plainly(tiny_llama, said + more)).abs().max() < 1e-4
+
+
+def test_a_tree_may_be_read_level_by_level(tiny_llama: Any) -> None:
+    runner = Runner(tiny_llama, num_slots=1, max_length=64)
+    slot = runner.take()
+    runner.read([Rows(slot, [1, 2])])
+    runner.keep({slot: range(2)})
+    runner.read([Rows(slot, [3, 4], np.array([-1, -1]))])
+    below = runner.read([Rows(slot, [5, 6], np.array([1, 0]), num_logits=2)])
+    assert (below[0] - plainly(tiny_llama, [1, 2, 4, 5])).abs().max() < 1e-4
+    assert (below[1] - plainly(tiny_llama, [1, 2, 3, 6])).abs().max() < 1e-4
+    chained = runner.read([Rows(slot, [7])])
+    assert (chained[0] - plainly(tiny_llama, [1, 2, 3, 6, 7])).abs().max() < 1e-4
+
+
+def test_long_and_short_texts_share_a_pass(tiny_llama: Any) -> None:
+    runner = Runner(tiny_llama, num_slots=3, max_length=200)
+    texts = [[n % 16 for n in range(length)] for length in (WIDE + 40, 1, 7)]
+    logits = runner.read([Rows(runner.take(), text) for text in texts])
+    for row, text in zip(logits, texts, strict=True):
+        assert (row - plainly(tiny_llama, text)).abs().max() < 1e-4
+
+
+def test_rolling_back_is_lowering_the_length(tiny_llama: Any) -> None:
+    runner = Runner(tiny_llama, num_slots=1, max_length=64)
+    slot = runner.take()
+    runner.read([Rows(slot, [1, 2, 3, 4, 5])])
+    runner.keep({slot: range(5)})
+    runner.cut(slot, 2)
+    assert (runner.read([Rows(slot, [9])])[0] - plainly(tiny_llama, [1, 2, 9])).abs().max() < 1e-4
+
+
+def test_a_slot_is_clean_for_its_next_text(tiny_llama: Any) -> None:
+    runner = Runner(tiny_llama, num_slots=2, max_length=64)
+    slot, _ = runner.take(), runner.take()
+    runner.read([Rows(slot, list(range(12)))])
+    runner.keep({slot: range(12)})
+    runner.cache._values[:, :12] = torch.nan  # what a broken text leaves
+    runner.release(slot)
+    assert runner.take() == slot
+    logits = runner.read([Rows(slot, [1]), Rows(1, list(range(10)))])
+    assert torch.isfinite(logits).all()
+    assert (logits[0] - plainly(tiny_llama, [1])).abs().max() < 1e-4
+
+
+def test_what_does_not_fit_is_refused(tiny_llama: Any) -> None:
+    runner = Runner(tiny_llama, num_slots=1, max_length=8)
+    assert runner.max_length == 8
+    with pytest.raises(InvalidRequest, match="9 tokens came for 8 places"):
+        runner.read([Rows(runner.take(), [1] * 9)])
+    assert Runner(tiny_llama, num_slots=1).max_length == longest(tiny_llama) == 256
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+
+
+def make(architecture: str, **changes: Any) -> Any:
+    import transformers
+
+    config = getattr(transformers, architecture + "Config")(**SMALL | changes)
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "together"),
+    [
+        ("Llama", {}, True),
+        ("Qwen2", {}, True),
+        ("Qwen3", {"head_dim": 8}, True),
+        ("Mistral", {"sliding_window": 24}, True),
+        ("GPTNeoX", {}, True),
+        ("GPT2", {"n_head": 4, "n_embd": 32, "n_layer": 2}, True),
+        ("Gemma2", {"head_dim": 8, "attn_logit_softcapping": 2.0, "sliding_window": 24}, False),
+        ("Bloom", {"n_head": 4, "n_layer": 2}, None),
+        ("Mamba", {"state_size": 8}, None),
+    ],
+)
+def test_an_architecture_says_its_own_words_or_is_refused(
+    architecture: str, changes: dict[str, Any], together: bool | None
+) -> None:
+    model = make(architecture, **changes)
+    prompts = [[5, 3, 9], [7, 7, 2, 4, 1]]
+    expected = [
+        make(architecture, **changes)
+        .generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None)[0]
+        .tolist()[len(prompt) :]
+        for prompt in prompts
+    ]
+    if together is None:
+        with pytest.raises(UnsupportedModel, match=architecture):
+            Runner(model, num_slots=2)
+        return
+    runner = Runner(model, num_slots=2)
+    assert runner._together is together
+    assert runner.max_length == changes.get("sliding_window", 64)
+    slots = [runner.take() for _ in prompts]
+    said: list[list[int]] = [[], []]
+    unread = [list(prompt) for prompt in prompts]
+    for _ in range(8):
+        logits = runner.read([Rows(slot, tokens) for slot, tokens in zip(slots, unread, strict=True)])
+        runner.keep({slot: range(len(tokens)) for slot, tokens in zip(slots, unread, strict=True)})
+        unread = [[int(row.argmax())] for row in logits]
+        for answer, (token,) in zip(said, unread, strict=True):
+            answer.append(token)
+    assert said == expected
+
+
+def test_the_model_can_still_be_used_by_itself(tiny_llama: Any) -> None:
+    prompt = torch.tensor([[0, 0, 3, 4], [1, 2, 5, 6]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    tiny_llama.set_attn_implementation("sdpa")
+    before = tiny_llama.generate(prompt, attention_mask=mask, **wanted)
+    Runner(tiny_llama, num_slots=1)
+    assert tiny_llama.config._attn_implementation == "forerun"
+    assert tiny_llama.generate(prompt, attention_mask=mask, **wanted).tolist() == before.tolist()
