@@ -6,6 +6,7 @@ import gc
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ def test_two_hundred_requests_come_and_go_and_each_says_its_own_words(tiny_llama
     plain = make_engine(tiny_llama, {}, slots=1)
     plain.ends = ENDS
     for request in requests:
-        (alone,) = answers(plain, [request])
+        (alone,) = answers(plain, [replace(request, drafters=None)])
         result = results[request.id]
         if result.finish_reason == "cancelled":
             assert result.token_ids == alone.token_ids[: len(result.token_ids)]
