@@ -99,7 +99,7 @@ def test_two_hundred_requests_come_and_go_and_each_says_its_own_words(tiny_llama
             assert result.token_ids == alone.token_ids[: len(result.token_ids)]
         else:
             assert (result.token_ids, result.finish_reason) == (alone.token_ids, alone.finish_reason)
-    assert sum(result.stats.num_accepted for result in results.values()) > 500
+    assert sum(result.stats.num_accepted for result in results.values()) > 200, "hardly anything was guessed"
 
 
 def test_a_prompt_longer_than_a_pass_is_read_in_pieces_beside_others(tiny_llama: Any) -> None:
