@@ -13,18 +13,16 @@ TYPICAL: Final = 0.012
 """What a guess cost, as a share of a step, where decoding waits for memory (SmolLM2 on two cores)."""
 
 
-def worth(draft: Draft, price: float, trust: float = 1.0) -> Draft:
+def worth(draft: Draft, price: float) -> Draft:
     """The first nodes of a draft, as long as each brings more tokens than its price costs on average.
 
-    `trust` is by how much the estimated survivals were too low or too high so far. Chosen nodes must come in
-    the order of their survival, as trees grown from sightings do, and after drawn ones, which stay as they
-    are: none of them may be dropped for its value.
+    Nodes must come in the order of their estimated survival, as trees grown from sightings do. Guesses that
+    were drawn stay as they are: none of them may be dropped for its value.
     """
-    if draft.evidence is None:
+    if draft.evidence is None or draft.sampled.any():
         return draft
-    num_drawn = int(draft.sampled.sum())
-    survival = np.minimum(trust * draft.evidence[num_drawn:, SURVIVAL], 0.99)
+    survival = draft.evidence[:, SURVIVAL]
     tokens = 1.0 + np.cumsum(survival) - survival
-    cost = 1.0 + price * np.arange(len(survival))
+    cost = 1.0 + price * np.arange(len(draft))
     keep = int(np.argmin(np.append(survival * cost > price * tokens, False)))
-    return draft.first(num_drawn + keep)
+    return draft.first(keep)

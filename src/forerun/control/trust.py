@@ -1,8 +1,9 @@
-"""By how much estimated survivals were too low or too high, learnt from what became of guesses.
+"""By how much estimated survivals were too high, learnt from what became of guesses.
 
 Drafters order their guesses well and are bad at saying how likely they are, above all for text that is
 drawn: a lookup knows what was said, not how sure the model was. Two numbers mend that: how many guesses were
-expected to stand, and how many did.
+expected to stand, and how many did. Estimates that were too low are left alone: raising them made replays
+slower.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Trust:
 
     @property
     def factor(self) -> float:
-        """Guesses that stood, over guesses that were expected to."""
+        """Guesses that stood, over guesses that were expected to; at most 1."""
         before = 1.0 if self._above is None else self._above.factor
-        return (PATIENCE * before + self._stood) / (PATIENCE + self._expected)
+        return min((PATIENCE * before + self._stood) / (PATIENCE + self._expected), 1.0)
 
     def heard(self, expected: float, num_stood: int) -> None:
         """Of the guesses of a round so many were expected to stand, and so many did."""

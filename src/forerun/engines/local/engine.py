@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from forerun.config import SpeculationConfig
+from forerun.control.cost import StepCost
 from forerun.core.rules import demand_known
 from forerun.engines.local.ending import Ending
 from forerun.engines.local.guessing import Guesser
@@ -36,7 +37,8 @@ class Engine:
     """Requests on one model. Without `drafters` it decodes plainly; those that are `usual`, all of them if
     nothing is said, guess together, unless a request names others.
 
-    `tokenizer` is needed for text only. `ends` are the model's own end tokens.
+    `tokenizer` is needed for text only. `ends` are the model's own end tokens. What passes `cost` is measured
+    if it is not given and somebody guesses.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class Engine:
         tokenizer: Any = None,
         ends: frozenset[int] = frozenset(),
         config: SpeculationConfig | None = None,
+        cost: StepCost | None = None,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
         self.ends = ends
         self.config = config or SpeculationConfig()
-        self.guesser = Guesser(drafters or {}, usual, target.vocab_size, self.config.max_draft)
+        cost = cost or (StepCost.measured(target.time) if drafters else StepCost((1, 2), (1.0, 1.0)))
+        self.guesser = Guesser(drafters or {}, usual, cost, target.vocab_size, self.config.max_draft)
         self.seconds = 0.0
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Sequence] = {}
@@ -102,7 +106,8 @@ class Engine:
         updates, self._over = self._over, []
         self._admit()
         reading, deciding = self._plan()
-        drafts = self.guesser.guess(deciding, [self._room(each) for each in deciding])
+        num_rows = sum(num for _, num in reading) + sum(len(self._unread(each)) for each in deciding)
+        drafts = self.guesser.guess(deciding, [self._room(each) for each in deciding], num_rows)
         logits = self._read(reading, deciding, drafts)
         verdicts = self._judge(deciding, drafts, logits)
         updates += [

@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
+from forerun.control.budget import spend
+from forerun.control.cost import StepCost
 from forerun.control.pace import Pace
-from forerun.control.price import TYPICAL, worth
 from forerun.control.trust import Trust
 from forerun.drafters.together import merge, retrace
 from forerun.drafters.tree import SURVIVAL
@@ -25,8 +26,14 @@ class Guesser:
     """Asks drafters by name and joins what they say; counts their errors and seconds."""
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], usual: Many[str] | None, vocab_size: int, max_draft: int
+        self,
+        drafters: Mapping[str, Drafter],
+        usual: Many[str] | None,
+        cost: StepCost,
+        vocab_size: int,
+        max_draft: int,
     ) -> None:
+        self.cost = cost
         self.max_draft = max_draft
         self.usual = tuple(drafters) if usual is None else tuple(usual)
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -66,8 +73,8 @@ class Guesser:
             here = ", ".join(self.drafters) or "nobody"
             raise InvalidRequest(f"no drafter here is called {unknown[0]!r}; there is {here}")
 
-    def guess(self, sequences: Many[Sequence], rooms: Many[int]) -> list[Draft]:
-        """A tree for every request, of at most so many nodes."""
+    def guess(self, sequences: Many[Sequence], rooms: Many[int], num_rows: int) -> list[Draft]:
+        """A tree for every request, of at most so many nodes; the pass has `num_rows` rows without them."""
         parts: list[dict[str, Draft]] = [{} for _ in sequences]
         for name, watched in self.drafters.items():
             mine = [i for i, each in enumerate(sequences) if rooms[i] > 0 and self._asks(each, name)]
@@ -77,11 +84,10 @@ class Guesser:
                 parts[i][name] = draft
         self._drawn = max((len(part[MODEL]) for part in parts if MODEL in part), default=0)
         self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}
-        price = TYPICAL * len(sequences)
-        return [
-            worth(merge(list(part.values())), price, each.trust.factor).first(max(room, 0))
-            for each, part, room in zip(sequences, parts, rooms, strict=True)
+        trees = [
+            merge(list(part.values())).first(max(room, 0)) for part, room in zip(parts, rooms, strict=True)
         ]
+        return spend(trees, [each.trust.factor for each in sequences], self.cost, num_rows)
 
     def _asks(self, sequence: Sequence, name: str) -> bool:
         """Whether a request wants this drafter to guess for it."""
