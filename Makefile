@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format test docs bench-core bench-drafters bench-serving build clean
+.PHONY: setup models check format test docs bench-core bench-drafters bench-local bench-serving build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -35,6 +35,10 @@ bench-core:
 # Builds a corpus of 10^8 tokens on the way: a minute or two, 3 GB of memory, 1 GB of disk.
 bench-drafters:
 	@$(RUN)/python scripts/bench_drafters.py $(ARGS)
+
+# The local engine beside plain transformers: about twenty minutes, on a machine that does nothing else.
+bench-local:
+	@$(RUN)/python scripts/bench_local.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Three servers at once, asked in turn: about a quarter of an hour, on a machine that does nothing else.
 bench-serving:
