@@ -1,8 +1,9 @@
-"""Examples that start an engine of their own."""
+"""Examples that start an engine of their own, and what the documents show of the real model."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,3 +23,20 @@ def test_the_example_from_python(smollm2: Path) -> None:
         [sys.executable, script, smollm2], capture_output=True, text=True, check=False, env=environment
     )
     assert "the same words without guesses: True" in printed.stdout, printed.stderr[-2000:]
+
+
+def test_what_documents_show_of_a_model_is_what_it_says(smollm2: Path) -> None:
+    shown = 0
+    for document in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]):
+        for code in re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL):
+            if '"MODEL"' in code:
+                expected = re.findall(r"^print\(.*\)  # (\[.*\])$", code, flags=re.MULTILINE)
+                printed = subprocess.run(
+                    [sys.executable, "-c", code.replace('"MODEL"', repr(str(smollm2)))],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert printed.stdout.splitlines() == expected, printed.stderr[-2000:]
+                shown += len(expected)
+    assert shown >= 4

@@ -22,6 +22,19 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
+MODEL = '"MODEL"'
+"""What stands for a model's directory in the documents."""
+
+
+def python_in(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL)
+
+
+def promised(code: str) -> list[str]:
+    """What the comments say is printed."""
+    return re.findall(r"^print\(.*\)  # (\[.*?\])", code, flags=re.MULTILINE)
+
+
 def run(*command: str | Path) -> str:
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=True, cwd=ROOT
@@ -30,9 +43,9 @@ def run(*command: str | Path) -> str:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_python_in_documents_runs_and_prints_what_it_says(document: Path) -> None:
-    for code in re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL):
-        expected = re.findall(r"^print\(.*?\)  # (\[.*?\])", code, flags=re.MULTILINE)
-        assert run("-c", code).splitlines() == expected
+    for code in python_in(document):
+        if MODEL not in code:
+            assert run("-c", code).splitlines() == promised(code)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from local_models import VOCAB, answers, make_drafters, make_engine
@@ -206,7 +207,10 @@ def test_waiting_and_running_requests_can_be_cancelled(tiny_llama: Any) -> None:
     assert engine.target.cache.num_free == 1
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(seed=3), SamplingParams()])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SamplingParams(seed=3), SamplingParams(), SamplingParams(top_p=0.8, top_k=5, min_p=0.01)],
+)
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_broken_logits_fail_the_request_they_belong_to(
     tiny_llama: Any, monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams, broken: float
@@ -274,7 +278,18 @@ def nan_q(view: RequestView) -> Draft:
     return Draft.chain([5], q=[Proposal(q)], source="faulty")
 
 
-@pytest.mark.parametrize("act", [raising, nan_q, lambda _: Draft.chain([99]), lambda _: None])
+def sure_of_nothing(view: RequestView) -> Draft:
+    return Draft.chain([5, 6], source="faulty", evidence=np.full((2, 1), math.nan, dtype=np.float32))
+
+
+def short_of_evidence(view: RequestView) -> Draft:
+    return Draft.chain([5, 6], source="faulty", evidence=np.ones((1, 1), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [raising, nan_q, sure_of_nothing, short_of_evidence, lambda _: Draft.chain([99]), lambda _: None],
+)
 def test_a_faulty_drafter_costs_guesses_and_never_words(
     tiny_llama: Any, act: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

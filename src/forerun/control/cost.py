@@ -17,6 +17,8 @@ ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 """Where the curve is measured; between these it is a line, and behind them it goes on as it ended."""
 
 REPEATS: Final = 4
+ENOUGH: Final = 3.0
+"""The curve is measured so many times, or until that took so many seconds; once at least."""
 
 
 class StepCost:
@@ -32,7 +34,9 @@ class StepCost:
         what a busy machine adds is not the step's.
         """
         seconds(rows[-1])  # whatever is made at first use
-        turns = [[seconds(num) for num in rows] for _ in range(REPEATS)]
+        turns: list[list[float]] = []
+        while len(turns) < REPEATS and np.sum(turns) < ENOUGH:
+            turns.append([seconds(num) for num in rows])
         return cls(rows, np.min(turns, axis=0).tolist())
 
     def __call__(self, rows: FloatArray) -> FloatArray:

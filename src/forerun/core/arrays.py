@@ -150,11 +150,11 @@ def peak(wide: Wide) -> tuple[IntArray, Narrow]:
 def first_largest(wide: torch.Tensor, rows: IntArray) -> IntArray:
     """The first largest entry of these rows, which must be a number.
 
-    On the CPU row by row with NumPy, whose argmax is vectorised and needs no copy of the rows.
+    On the CPU row by row with NumPy, whose argmax is vectorised and needs no copy of float32 rows.
     """
-    if on_cpu(wide) and wide.dtype == torch.float32:
-        table = wide.numpy()
-        where = np.array([table[row].argmax() for row in rows.tolist()], dtype=np.int64)
+    if on_cpu(wide):
+        some = (wide[row] for row in rows.tolist())
+        where = np.array([row.to(torch.float32).numpy().argmax() for row in some], dtype=np.int64)
     else:
         where = take(wide, rows).argmax(-1).numpy(force=True)
     if not np.isfinite(entries(wide, rows, where)).all():

@@ -14,10 +14,11 @@ from typing import Final
 import numpy as np
 import torch
 
+from forerun.core import arrays
 from forerun.core.decisions import pick
 from forerun.core.noise import signed
 from forerun.core.race import race_rows
-from forerun.core.rules import Context, History
+from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
 from forerun.errors import ConfigurationError
@@ -182,21 +183,24 @@ class ModelDrafter:
             Context(_history(view), path) if view.sampling.looks_back else Context()
             for view, path in zip(views, before, strict=True)
         ]
-        q = probabilities(logits, settings, contexts)
-        said = q.argmax(-1).numpy(force=True).astype(np.int64)
-        seeded = [
-            i for i, view in enumerate(views) if not view.sampling.greedy and view.sampling.seed is not None
-        ]
-        drawn = [i for i, view in enumerate(views) if not view.sampling.greedy and view.sampling.seed is None]
-        if seeded:
-            keys = np.array([signed(views[i].sampling.seed or 0) for i in seeded], dtype=np.int64)
+        greedy = np.flatnonzero(settings.greedy)
+        said = np.empty(len(views), dtype=np.int64)
+        q = torch.empty_like(logits)
+        if len(greedy):
+            ruled = logits.clone()
+            apply_rules(ruled, settings, contexts)
+            said[greedy] = arrays.first_largest(ruled, greedy)
+            q[greedy] = torch.softmax(ruled[greedy], dim=-1)  # how sure it is, for the survival
+        others = np.flatnonzero(~settings.greedy)
+        if len(others):
+            q[others] = probabilities(logits[others], settings[others], [contexts[i] for i in others])
+        seeds = {i: seed for i in others.tolist() if (seed := views[i].sampling.seed) is not None}
+        if seeded := list(seeds):
+            keys = np.array([signed(seed) for seed in seeds.values()], dtype=np.int64)
             positions = np.array([len(views[i].tokens) + len(before[i]) for i in seeded])
             said[seeded] = race_rows(q[seeded], keys, positions)
-        if drawn:
+        if drawn := [i for i in others.tolist() if i not in seeds]:
             said[drawn] = pick(q[drawn], self.draw.random(len(drawn)))
-        greedy = np.flatnonzero(settings.greedy)
-        if len(greedy):
-            q[greedy] = torch.softmax(logits[greedy], dim=-1)  # how sure it was, for the survival
         return said, q
 
     def _read(self, guesses: Sequence[tuple[_Text, list[int], list[int]]]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -96,6 +97,9 @@ class Watched:
         """The draft if the engine can check it, the model knows its tokens and it is not too long."""
         try:
             draft.check(self.vocab_size)
+            if len(draft.source) != len(draft) or "" in draft.source:
+                draft = replace(draft, source=(self.name,) * len(draft))
+            _demand_evidence(draft)
             if len(draft) > max(budget, 0):
                 raise InvalidDraft(f"{len(draft)} guesses came for a budget of {budget}")
             if not self.trees and (draft.parents != np.arange(-1, len(draft) - 1)).any():
@@ -124,3 +128,14 @@ class Watched:
                 self.name,
                 what,
             )
+
+
+def _demand_evidence(draft: Draft) -> None:
+    """Raise where the evidence is not a row of numbers for each node, as what is decided from it needs."""
+    evidence = draft.evidence
+    if evidence is None:
+        return
+    if evidence.ndim != 2 or len(evidence) != len(draft) or not evidence.shape[1]:
+        raise InvalidDraft(f"evidence of shape {evidence.shape} came with {len(draft)} guesses")
+    if not np.isfinite(evidence[:, 0]).all():
+        raise InvalidDraft("the estimated survival of a guess is NaN or infinite")

@@ -6,6 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
 
 from forerun.control.budget import spend
 from forerun.control.cost import StepCost
@@ -18,7 +22,10 @@ from forerun.engines.watched import TOO_LONG, Watched
 from forerun.errors import InvalidRequest
 from forerun.types import Draft, Drafter, RequestView
 
-MODEL = "model"
+ASSUMED: Final = 0.7
+"""The chance of a guess of which its drafter says nothing; how it does is learnt from there."""
+
+MODEL: Final = "model"
 """The drafter that costs time of its own, so that it is asked only as far as that pays."""
 
 
@@ -81,7 +88,7 @@ class Guesser:
             budgets = [min(rooms[i], self._most(name, sequences[i])) for i in mine]
             drafts = watched.propose([sequences[i].view for i in mine], budgets)
             for i, draft in zip(mine, drafts, strict=True):
-                parts[i][name] = draft
+                parts[i][name] = _estimated(draft)
         self._drawn = max((len(part[MODEL]) for part in parts if MODEL in part), default=0)
         self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}
         trees = [
@@ -123,3 +130,11 @@ class Guesser:
         self._parts.pop(view.id, None)
         for watched in self.drafters.values():
             watched.forget(view.id, view)
+
+
+def _estimated(draft: Draft) -> Draft:
+    """A draft of chosen guesses with an estimate for each: by its depth, where its drafter has none."""
+    if draft.evidence is not None or draft.sampled.any():
+        return draft
+    survival = np.array([ASSUMED ** len(draft.path(node)) for node in range(len(draft))], dtype=np.float32)
+    return replace(draft, evidence=np.minimum.accumulate(survival)[:, None])

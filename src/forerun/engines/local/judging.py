@@ -21,16 +21,14 @@ def judge(rounds: Sequence[Round], logits: torch.Tensor, verifier: Verifier) -> 
     """The verdict of every request, or why there is none. Rows of logits are as for `verify`."""
     if not rounds:
         return []
-    if _sound(logits).all():
-        try:
-            return list(verify(rounds, logits, verifier))
-        except ForerunError:
-            pass  # somebody is at fault: judge each by itself
-    sizes = [len(each.draft) + 1 for each in rounds]
-    return [
-        _judge_alone(each, rows, verifier)
-        for each, rows in zip(rounds, torch.split(logits, sizes), strict=True)
-    ]
+    try:
+        return list(verify(rounds, logits, verifier))
+    except ForerunError:  # somebody is at fault: each by itself
+        sizes = [len(each.draft) + 1 for each in rounds]
+        return [
+            _judge_alone(each, rows, verifier)
+            for each, rows in zip(rounds, torch.split(logits, sizes), strict=True)
+        ]
 
 
 def _judge_alone(each: Round, logits: torch.Tensor, verifier: Verifier) -> Verdict | ForerunError:

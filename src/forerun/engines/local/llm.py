@@ -123,26 +123,37 @@ class LLM:
         self, prompts: Many[Prompt], *, tracer: Trace | None = None, **settings: Any
     ) -> Iterator[Update]:
         """Answer prompts and show every step on the way; ids are numbers, in the order of the prompts."""
-        for update in self._stream(prompts, tracer, settings):
-            if tracer is not None:
-                tracer.update(update)
-            yield update
-
-    def _stream(
-        self, prompts: Many[Prompt], tracer: Trace | None, settings: Mapping[str, Any]
-    ) -> Iterator[Update]:
+        if self.engine.num_unfinished:
+            raise InvalidRequest("this LLM is answering other prompts: read their stream to its end first")
         make = _maker({"temperature": 0.0, **settings})
-        for prompt in prompts:
-            name = str(next(self._ids))
-            try:
-                tokens = encode(self.tokenizer, prompt)
-                self.engine.add(make(name, tuple(tokens)))
-            except ForerunError as error:
-                yield Update(name, result=Result(name, "", (), "error", error=error))
-            else:
+        names: list[str] = []
+        try:
+            for prompt in prompts:
+                names.append(str(next(self._ids)))
+                refused = self._add(names[-1], prompt, make, tracer)
+                if refused is not None:
+                    yield refused
+            for update in self.engine.stream():
                 if tracer is not None:
-                    tracer.prompt(name, tokens)
-        yield from self.engine.stream()
+                    tracer.update(update)
+                yield update
+        finally:  # whoever reads may stop reading
+            for name in names:
+                self.engine.cancel(name)
+            list(self.engine.stream())
+
+    def _add(
+        self, name: str, prompt: Prompt, make: Callable[[str, tuple[int, ...]], Request], tracer: Trace | None
+    ) -> Update | None:
+        """Ask the engine; an update that says why, if it cannot be asked that."""
+        try:
+            tokens = encode(self.tokenizer, prompt)
+            self.engine.add(make(name, tuple(tokens)))
+        except ForerunError as error:
+            return Update(name, result=Result(name, "", (), "error", error=error))
+        if tracer is not None:
+            tracer.prompt(name, tokens)
+        return None
 
 
 @overload
@@ -172,7 +183,11 @@ def _named(drafter: Who, config: SpeculationConfig) -> tuple[SpeculationConfig, 
     """The configuration with whoever is named, and the drafters that were given as they are."""
     several: Many[str | Drafter] = [drafter] if isinstance(drafter, str | Drafter) else drafter
     names = [name.strip() for each in several if isinstance(each, str) for name in each.split(",")]
-    given = {type(each).__name__: each for each in several if not isinstance(each, str)}
+    given: dict[str, Drafter] = {}
+    for each in several:
+        if not isinstance(each, str):
+            name = type(each).__name__
+            given[name if name not in given else f"{name} {len(given) + 1}"] = each
     paths = [name.removeprefix("model:") for name in names if name.startswith("model:")]
     others = tuple(name for name in names if not name.startswith("model:"))
     if len(paths) > 1:

@@ -1,0 +1,196 @@
+"""`forerun generate` and `forerun.LLM` as a user meets them, with the real model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun import LLM, Draft, Result
+from forerun.errors import ConfigurationError, InvalidRequest, InvalidSampling, VocabularyMismatch
+from forerun.types import RequestView, Verdict
+
+pytestmark = pytest.mark.e2e
+
+COUNT = "Count: one, two, three, one, two, three, one,"
+FRANCE = "The capital of France is"
+
+
+def forerun(
+    *words: str | Path, given: str | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    import os
+
+    return subprocess.run(
+        [sys.executable, "-m", "forerun", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        input=given,
+        env={**os.environ, **environment},
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2: Path) -> LLM:
+    return LLM(smollm2, "suffix,ngram", dtype="float32", max_batch=4, max_length=512)
+
+
+def test_one_prompt_streams_and_the_closing_line_counts(smollm2: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "rounds.jsonl"
+    done = forerun("generate", smollm2, "-p", COUNT, "--max-tokens", "12", "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().startswith("two, three, one, two, three")
+    assert "12 tokens in" in done.stderr
+    assert "guesses stood" in done.stderr
+    page = tmp_path / "rounds.html"
+    drawn = forerun("trace", trace, "-o", page)
+    assert drawn.returncode == 0, drawn.stderr
+    assert "rounds of 1 requests" in drawn.stdout
+    assert '<span class="kept"> two</span>' in page.read_text(encoding="utf-8")
+
+
+def test_show_colours_what_was_guessed(smollm2: Path) -> None:
+    asked = ["generate", smollm2, "--max-tokens", "40", "--show", "--chat"]
+    done = forerun(*asked, given="Name three fruits and why each is healthy.", FORCE_COLOR="1")
+    assert done.returncode == 0, done.stderr
+    for colour in ("\x1b[32m", "\x1b[1;34m", "\x1b[2;9;31m"):
+        assert colour in done.stdout, colour
+
+
+def test_many_prompts_and_json(smollm2: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": COUNT}, {"prompt": ""}, {"prompt": [1, 2, 3]}, {"turns": [FRANCE, "And of Spain?"]}]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = forerun(
+        "generate",
+        smollm2,
+        "--prompts",
+        prompts,
+        "--max-tokens",
+        "6",
+        "--json",
+        "--temperature",
+        "1",
+        "--seed",
+        "3",
+    )
+    assert done.returncode == 1, "one of them cannot be answered"
+    results: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["finish_reason"] for each in results] == ["length", "error", "length", "length"]
+    assert "the prompt is empty" in results[1]["error"]
+    assert "prompt 2: the prompt is empty" in done.stderr
+    assert all(each["stats"]["tokens"] == 6 for each in results if "error" not in each)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "-p", "x"], "cannot load a"),
+        (["MODEL", "-p", "x", "--drafter", "nobody"], "no drafter is called 'nobody'"),
+        (["MODEL", "-p", "x", "--temperature", "-1"], "temperature is -1"),
+        (["MODEL", "-p", "x", "--dtype", "float7"], "no precision is called 'float7'"),
+        (["MODEL", "-p", ""], "the prompt is empty"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(smollm2: Path, words: list[str], message: str) -> None:
+    done = forerun("generate", *(str(smollm2) if word == "MODEL" else word for word in words))
+    assert done.returncode == 1
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_list_gives_a_list_and_a_text_gives_one(llm: LLM) -> None:
+    results = llm.generate([COUNT, [{"role": "user", "content": "Say hello."}], [504, 3575]], max_tokens=5)
+    assert [type(result) for result in results] == [Result] * 3
+    assert all(len(result.token_ids) <= 5 for result in results)
+    one = llm.generate(COUNT, max_tokens=5)
+    assert one.token_ids == results[0].token_ids
+    assert one.stats.by_drafter.keys() <= {"suffix", "ngram"}
+
+
+def test_stop_texts_straddle_tokens(llm: LLM) -> None:
+    result = llm.generate(COUNT, max_tokens=40, stop=["e, tw"])
+    assert result.finish_reason == "stop"
+    assert result.text.endswith("on")
+    assert "e, tw" not in result.text
+    pieces = [update.text for update in llm.stream([COUNT], max_tokens=40, stop=["e, tw"])]
+    assert "".join(pieces) == result.text
+
+
+def test_wrong_settings_are_told(llm: LLM) -> None:
+    with pytest.raises(InvalidSampling, match="temperature is -1"):
+        llm.generate(COUNT, temperature=-1)
+    with pytest.raises(InvalidRequest, match="no setting is called 'maxtokens'"):
+        llm.generate(COUNT, maxtokens=3)
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        llm.generate("")
+    (result,) = llm.generate([COUNT], max_tokens=2)
+    assert result.error is None
+
+
+def test_a_stream_that_is_left_leaves_nothing_behind(llm: LLM) -> None:
+    for update in llm.stream([COUNT, FRANCE], max_tokens=50):
+        assert update.result is None
+        break
+    (result,) = llm.generate([FRANCE], max_tokens=3)
+    assert len(result.token_ids) == 3
+    reading = llm.stream([COUNT], max_tokens=50)
+    next(reading)
+    with pytest.raises(InvalidRequest, match="answering other prompts"):
+        llm.generate(FRANCE, max_tokens=3)
+    reading.close()
+    assert llm.engine.target.cache.num_free == 4
+
+
+class Silent:
+    """A drafter that says as little about its guesses as one can."""
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
+        import numpy as np
+
+        drafts = []
+        for view, budget in zip(views, budgets, strict=True):
+            tokens = np.array(list(view.tokens)[1 : budget + 1], dtype=np.int64)
+            drafts.append(Draft(tokens, np.arange(-1, len(tokens) - 1), np.zeros(len(tokens), dtype=bool)))
+        return drafts
+
+    def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:
+        pass
+
+    def forget(self, id: str) -> None:
+        pass
+
+
+def test_a_drafter_of_ones_own_guesses_beside_others(smollm2: Path, llm: LLM) -> None:
+    own = LLM(smollm2, [Silent(), "suffix"], dtype="float32", max_batch=1, max_length=512)
+    result = own.generate(COUNT, max_tokens=16)
+    assert result.token_ids == llm.generate(COUNT, max_tokens=16, max_draft=0).token_ids
+    assert set(result.stats.by_drafter) <= {"Silent", "suffix"}
+    assert own.engine.guesser.errors.total() == 0
+
+
+def test_a_draft_of_another_family_is_refused(smollm2: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from engines import make_llamas
+
+    _, draft = make_llamas(tmp_path, vocab_size=64, heads=4)
+    for file in smollm2.glob("*token*"):
+        shutil.copy(file, draft)
+    table = draft / "tokenizer.json"
+    content = json.loads(table.read_text())
+    vocab = content["model"]["vocab"]
+    first, second = "Ġthe", "Ġand"
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    table.write_text(json.dumps(content))
+    with pytest.raises(VocabularyMismatch, match="choose a draft of the same family"):
+        LLM(smollm2, f"model:{draft}", max_batch=1, max_length=64)
+    with pytest.raises(ConfigurationError, match="one draft model at a time"):
+        LLM(smollm2, "model:a,model:b", max_batch=1, max_length=64)
