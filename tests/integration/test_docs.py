@@ -112,6 +112,24 @@ def test_the_lab_notes_quote_the_record_of_the_drafters() -> None:
         assert line["limit"] is None or figure[0] <= line["limit"], line["name"]
 
 
+def test_the_readme_and_the_notes_quote_the_record_of_the_local_engine() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "bench-local.json").read_text())
+    readme = (ROOT / "README.md").read_text()
+    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+    greedy = [line for line in record["lines"] if line.get("temperature") == 0]
+    drawn = [line for line in record["lines"] if line.get("temperature") == 1]
+    assert len(greedy) == len(drawn) == 7
+    for line in greedy:
+        lookup = line["tokens_per_second"]["prompt lookup"] / line["tokens_per_second"]["plain"]
+        assert f"| {line['over_plain']:.2f} ({line['tokens_per_pass']:.2f}) |" in readme
+        assert f"| {lookup:.2f} |" in readme
+    for line in drawn:
+        assert f"| {line['over_plain']:.2f} |" in notes
+    for line in record["lines"]:
+        if "share" in line:
+            assert f"{line['share']:.1%}".replace("%", " %") in notes
+
+
 def test_no_document_names_a_place_on_somebodys_machine() -> None:
     files = subprocess.run(
         ["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True

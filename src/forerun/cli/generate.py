@@ -90,7 +90,7 @@ def _prompts(given: Sequence[str] | None, file: Path | None, chat: bool) -> list
     if file is not None:
         from forerun.audit.prompts import read_prompts
 
-        asked += [each.text if each.ids is None else list(each.ids) for each in read_prompts(file)]
+        asked += [list(each.ids) or each.text for each in read_prompts(file)]
     if given is None and file is None:
         if sys.stdin.isatty():
             raise UnreadablePrompts("nothing to answer: give --prompt TEXT, --prompts FILE, or pipe text in")

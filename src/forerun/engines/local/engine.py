@@ -200,7 +200,7 @@ class Engine:
         if isinstance(verdict, ForerunError):
             return self._retire(sequence, "error", error=verdict)
         said = sequence.commit(draft, verdict)
-        self.guesser.hear(sequence, draft, len(verdict.accepted), verdict.tokens(draft))
+        self.guesser.hear(sequence, draft, verdict)
         reason = sequence.ending.reason
         update = Update(sequence.request.id, tuple(said), sequence.ending.show(), draft, verdict)
         return update if reason is None else self._retire(sequence, reason, update)

@@ -20,7 +20,7 @@ from forerun.drafters.tree import SURVIVAL
 from forerun.engines.local.sequence import Sequence
 from forerun.engines.watched import TOO_LONG, Watched
 from forerun.errors import InvalidRequest
-from forerun.types import Draft, Drafter, RequestView
+from forerun.types import Draft, Drafter, RequestView, Verdict
 
 ASSUMED: Final = 0.7
 """The chance of a guess of which its drafter says nothing; how it does is learnt from there."""
@@ -108,16 +108,17 @@ class Guesser:
         wide = getattr(self.drafters[MODEL].drafter, "branches", 1) if sequence.request.sampling.greedy else 1
         return self._pace.how_far() * wide
 
-    def hear(self, sequence: Sequence, draft: Draft, num_accepted: int, said: Many[int]) -> None:
-        """Of a request's tree so many guesses stood, and it said these tokens."""
-        chosen = ~draft.sampled
+    def hear(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
+        """What became of a request's tree. Whether drawn guesses stand says nothing about estimates."""
         if draft.evidence is not None:
-            sequence.trust.heard(float(draft.evidence[chosen, SURVIVAL].sum()), num_accepted)
+            expected = float(draft.evidence[~draft.sampled, SURVIVAL].sum())
+            sequence.trust.heard(expected, sum(not draft.sampled[node] for node in verdict.accepted))
+        said = verdict.tokens(draft)
         for name, part in self._parts.pop(sequence.request.id, {}).items():
-            verdict = retrace(part, said)
-            self.drafters[name].learn(sequence.request.id, part, verdict)
+            own = retrace(part, said)
+            self.drafters[name].learn(sequence.request.id, part, own)
             if name == MODEL and self._pace is not None and len(part):
-                self._pace.heard(len(part), len(verdict.accepted))
+                self._pace.heard(len(part), len(own.accepted))
 
     def timed(self, step_seconds: float) -> None:
         """A step took so long, the draft model's part in it included."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import fields
 from itertools import count
@@ -121,7 +121,7 @@ class LLM:
 
     def stream(
         self, prompts: Many[Prompt], *, tracer: Trace | None = None, **settings: Any
-    ) -> Iterator[Update]:
+    ) -> Generator[Update, None, None]:
         """Answer prompts and show every step on the way; ids are numbers, in the order of the prompts."""
         if self.engine.num_unfinished:
             raise InvalidRequest("this LLM is answering other prompts: read their stream to its end first")
