@@ -8,6 +8,7 @@ second of each category: all tokens over all seconds. Beside them stands tokens 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from forerun.models.loading import load_model
 from records import AsJson, Record, finish, provenance
 
 ROOT = Path(__file__).parents[1]
+LOOKED_UP = "prompt lookup"
 LOOKUP = 10
 """Tokens that transformers' prompt lookup guesses, as in its documentation."""
 
@@ -112,7 +114,9 @@ class Contest:
 
 def say_done(line: dict[str, Any]) -> None:
     """A category as it is done, since the whole takes long."""
-    Console(stderr=True).print(f"{line['name']}: {line['over_plain']:.2f} over plain generate", style="dim")
+    Console(stderr=True).print(
+        f"{line['name']}: {line['over_plain']:.2f} over plain, {_shown(line['over_lookup'])} over lookup"
+    )
 
 
 def rate_of(rates: Sequence[Rate]) -> float:
@@ -135,7 +139,7 @@ def compare(contest: Contest, by_category: dict[str, list[list[int]]], say: Any)
             rates["plain"].append(rate)
             if not contest.temperature:
                 rate, _ = contest.transformers(prompt, prompt_lookup_num_tokens=LOOKUP)
-                rates["prompt lookup"].append(rate)
+                rates[LOOKED_UP].append(rate)
             rate, words, tokens = contest.ours(prompt)
             rates["forerun"].append(rate)
             if number < OFF:
@@ -151,7 +155,9 @@ def compare(contest: Contest, by_category: dict[str, list[list[int]]], say: Any)
                 "tokens_per_second": per_second,
                 "over_plain": per_second["forerun"] / per_second["plain"],
                 "off_over_plain": per_second["forerun off"] / rate_of(rates["plain"][:OFF]),
-                "over_lookup": per_second["forerun"] / per_second.get("prompt lookup", math.nan),
+                "over_lookup": per_second["forerun"] / per_second[LOOKED_UP]
+                if LOOKED_UP in per_second
+                else None,
                 "tokens_per_pass": geometric_mean(per_pass),
                 "same_words": same,
             }
@@ -164,9 +170,8 @@ def own_time(llm: LLM, prompts: list[list[int]], batch: int) -> dict[str, Any]:
     """The share of a step that is not a pass of the model, while most of a batch decodes; greedy."""
     engine = llm.engine
     for number in range(batch):
-        engine.add(
-            Request(str(number), tuple(prompts[number % len(prompts)]), max_tokens=48, ignore_end=True)
-        )
+        prompt = tuple(prompts[number % len(prompts)][-16:])  # so that all soon decode
+        engine.add(Request(str(number), prompt, max_tokens=128, ignore_end=True))
     shares = []
     while engine.num_unfinished:
         steps, passes = engine.seconds, engine.target.seconds
@@ -174,9 +179,13 @@ def own_time(llm: LLM, prompts: list[list[int]], batch: int) -> dict[str, Any]:
             shares.append(1 - (engine.target.seconds - passes) / (engine.seconds - steps))
     return {
         "name": f"own share of a step, batch {batch}",
-        "share": sorted(shares)[len(shares) // 2],
+        "share": statistics.median(shares) if shares else math.nan,
         "steps": len(shares),
     }
+
+
+def _shown(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def show(lines: list[dict[str, Any]]) -> None:
@@ -191,15 +200,16 @@ def show(lines: list[dict[str, Any]]) -> None:
                 line["name"],
                 str(line["prompts"]),
                 f"{line['over_plain']:.2f}",
-                f"{line['over_lookup']:.2f}",
+                _shown(line["over_lookup"]),
                 f"{line['off_over_plain']:.2f}",
                 f"{line['tokens_per_pass']:.2f}",
                 str(line["same_words"]),
             )
         table.add_section()
         keys = ("over_plain", "over_lookup", "off_over_plain", "tokens_per_pass")
-        means = [geometric_mean(line[key] for line in some) for key in keys]
-        table.add_row("geometric mean", "", *(f"{mean:.2f}" for mean in means), "")
+        known = [[line[key] for line in some if line[key] is not None] for key in keys]
+        means = [geometric_mean(each) if each else None for each in known]
+        table.add_row("geometric mean", "", *map(_shown, means), "")
         Console().print(table)
     for line in lines:
         if "share" in line:

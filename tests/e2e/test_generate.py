@@ -59,7 +59,7 @@ def test_one_prompt_streams_and_the_closing_line_counts(smollm2: Path, tmp_path:
 
 
 def test_show_colours_what_was_guessed(smollm2: Path) -> None:
-    asked = ["generate", smollm2, "--max-tokens", "40", "--show", "--chat"]
+    asked = ["generate", str(smollm2), "--max-tokens", "40", "--show", "--chat"]
     done = forerun(*asked, given="Name three fruits and why each is healthy.", FORCE_COLOR="1")
     assert done.returncode == 0, done.stderr
     for colour in ("\x1b[32m", "\x1b[1;34m", "\x1b[2;9;31m"):

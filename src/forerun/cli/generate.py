@@ -40,6 +40,9 @@ def generate(
             help="Who guesses: auto, none, ngram, suffix, model:PATH, module:class; may be repeated."
         ),
     ] = None,
+    share_outputs: Annotated[
+        bool, typer.Option("--share-outputs", help="Guess from the answers to earlier prompts too.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this mass.")] = 1.0,
@@ -72,7 +75,16 @@ def generate(
     }
     with told(), ExitStack() as stack:
         asked = _prompts(prompt, prompts, chat)
-        llm = stack.enter_context(_loaded(model, drafter, dtype, 1 if show else batch, tree=not chain))
+        llm = stack.enter_context(
+            _loaded(
+                model,
+                drafter or "auto",
+                share_outputs,
+                dtype=dtype,
+                max_batch=1 if show else batch,
+                tree=not chain,
+            )
+        )
         tracer = stack.enter_context(_tracing(trace, llm))
         if show or (len(asked) == 1 and not as_json):
             results = [_answer(llm, each, settings, tracer, show=show, as_json=as_json) for each in asked]
@@ -101,16 +113,16 @@ def _prompts(given: Sequence[str] | None, file: Path | None, chat: bool) -> list
 
 
 @contextmanager
-def _loaded(
-    model: str, drafter: list[str] | None, dtype: str | None, batch: int, *, tree: bool
-) -> Iterator[LLM]:
+def _loaded(model: str, drafter: str | list[str], share_outputs: bool, **options: Any) -> Iterator[LLM]:
     """The model, with a word while it is loaded."""
     from rich.console import Console
+
+    from forerun.config import SpeculationConfig
 
     with Console(stderr=True).status(f"loading {Path(model).name or model}"):
         from forerun.engines.local.llm import LLM
 
-        llm = LLM(model, drafter or "auto", dtype=dtype, max_batch=batch, tree=tree)
+        llm = LLM(model, drafter, config=SpeculationConfig(share_outputs=share_outputs), **options)
     yield llm
 
 
