@@ -17,7 +17,7 @@ from forerun.drafters.registry import make_drafters, warm
 from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Request, Result, Update
 from forerun.engines.local.trace import Trace
-from forerun.errors import ConfigurationError, ForerunError, InvalidRequest
+from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
 from forerun.models.loading import ends_of, load_model, load_tokenizer
 from forerun.models.runner import Runner
 from forerun.models.text import Prompt, demand_same_tokens, encode
@@ -54,8 +54,8 @@ class LLM:
         config: SpeculationConfig | None = None,
     ) -> None:
         by_name = isinstance(model, str | Path)
-        self.tokenizer = load_tokenizer(model) if by_name and tokenizer is None else tokenizer
         target: Any = load_model(model, _dtype(dtype)) if by_name else model
+        self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
         runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
         config, given = _named(drafter, config or SpeculationConfig())
         usual = ["suffix" if name == "auto" else name for name in config.drafters]
@@ -211,6 +211,14 @@ def _maker(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Requ
     stop = asked.pop("stop", ())
     asked["stop"] = (stop,) if isinstance(stop, str | int) else tuple(stop)
     return lambda name, prompt: Request(id=name, prompt=prompt, sampling=sampling, **asked)
+
+
+def _tokenizer(model: str | Path) -> Any:
+    """The tokenizer of a model, or None: token ids can be read without."""
+    try:
+        return load_tokenizer(model)
+    except UnreadableModel:
+        return None
 
 
 def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
