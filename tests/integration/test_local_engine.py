@@ -305,3 +305,75 @@ def test_a_faulty_drafter_costs_guesses_and_never_words(
             assert result.token_ids == plain.token_ids
         assert engine.guesser.errors["faulty"] > 0
     assert issubclass(InvalidDistribution, ForerunError)
+
+
+def test_joined_guesses_are_judged_one_by_one(tiny_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.engines.local import engine as room
+
+    seen: set[tuple[bool, bool]] = set()
+    real = vars(room)["judge"]
+
+    def judge(rounds: Sequence[Any], *rest: Any) -> Any:
+        seen.update((bool(each.draft.sampled.any()), each.jointly) for each in rounds)
+        return real(rounds, *rest)
+
+    monkeypatch.setattr(room, "judge", judge)
+    sampled = SamplingParams(temperature=0.5)
+    for names, expected in ((("model",), (True, True)), (("model", "suffix"), (True, False))):
+        seen.clear()
+        engine = make_engine(tiny_llama, make_drafters(tiny_llama, *names))
+        answers(engine, [Request("r", (1, 2, 1, 2, 1, 2, 1), max_tokens=12, sampling=sampled)])
+        assert expected in seen
+        assert (True, not expected[1]) not in seen
+
+
+class Stumbling:
+    """A tokenizer that falls over token 13."""
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+        if 13 in tokens:
+            raise KeyError(13)
+        return "x" * len(tokens)
+
+
+def test_a_tokenizer_that_stumbles_fails_one_request(tiny_llama: Any) -> None:
+    engine = make_engine(tiny_llama, make_drafters(tiny_llama, "suffix"))
+    engine.tokenizer = Stumbling()
+    forced = SamplingParams(temperature=0.0, allowed_token_ids=(13,))
+    never = SamplingParams(temperature=0.0, logit_bias={13: -100.0})
+    bad, good = answers(
+        engine,
+        [
+            Request("bad", (1, 2), max_tokens=4, sampling=forced),
+            Request("good", (1, 2, 3), max_tokens=9, sampling=never),
+        ],
+    )
+    assert bad.finish_reason == "error"
+    assert "cannot be spelled" in str(bad.error)
+    assert good.text == "x" * 9
+    (alone,) = answers(
+        make_engine(tiny_llama, {}), [Request("good", (1, 2, 3), max_tokens=9, sampling=never)]
+    )
+    assert good.token_ids == alone.token_ids
+
+
+def test_a_step_that_breaks_off_can_be_tried_again(tiny_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.engines.local import engine as room
+
+    engine = make_engine(tiny_llama, make_drafters(tiny_llama, "suffix", "model"), slots=2)
+    requests = [Request(str(i), (1, 2, i), max_tokens=20) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    real = vars(room)["judge"]
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(room, "judge", fail)
+    with pytest.raises(MemoryError):
+        engine.step()
+    monkeypatch.setattr(room, "judge", real)
+    results = {update.id: update.result for update in engine.stream() if update.result is not None}
+    alone = answers(make_engine(tiny_llama, {}, slots=1), requests)
+    assert [results[request.id].token_ids for request in requests] == [each.token_ids for each in alone]

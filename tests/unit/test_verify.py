@@ -323,3 +323,12 @@ def test_a_lenient_greedy_round_keeps_what_is_nearly_best() -> None:
     assert verify([each], logits) == [Verdict((0,), 2)]
     strict = Round(Draft.chain([1]), SamplingParams(temperature=0), key=0, length=0, lenience=0.9)
     assert verify([strict], logits) == [Verdict((), 0)]
+
+
+def test_drawn_guesses_that_were_joined_with_others_are_never_judged_as_a_whole() -> None:
+    """Whether the joined tree is a chain depends on what was drawn; which verifier judges it must not."""
+    q = Proposal(torch.full((4,), 0.25))
+    draft = Draft.chain([1, 2], q=[q, q])
+    for verifier in ("auto", "block"):
+        assert method_for(Round(draft, SamplingParams(), 1, 5), verifier) is Method.BLOCK
+        assert method_for(Round(draft, SamplingParams(), 1, 5, jointly=False), verifier) is Method.REJECT

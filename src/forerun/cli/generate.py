@@ -220,18 +220,21 @@ def _tell(console: Console, results: Sequence[Result]) -> None:
 
 
 def _closing(stats: Sequence[Stats]) -> str:
-    """Tokens, target passes, tokens per pass, acceptance, time."""
+    """Tokens, target passes, tokens per pass, acceptance, time; of several answers, those of each."""
     num_tokens = sum(each.num_tokens for each in stats)
     num_passes = sum(each.num_passes for each in stats)
-    num_guesses, num_accepted = (
-        sum(each.num_guesses for each in stats),
-        sum(each.num_accepted for each in stats),
-    )
-    seconds = max((each.seconds for each in stats), default=0.0)
-    parts = [f"{num_tokens} tokens in {num_passes} target passes"]
+    num_guesses = sum(each.num_guesses for each in stats)
+    num_accepted = sum(each.num_accepted for each in stats)
+    alone = len(stats) == 1
+    parts = [
+        f"{num_tokens} tokens in {num_passes} target passes"
+        if alone
+        else f"{num_tokens} tokens in {len(stats)} answers"
+    ]
     if num_passes:
         parts.append(f"{num_tokens / num_passes:.2f} tokens a pass")
     if num_guesses:
         parts.append(f"{num_accepted} of {num_guesses} guesses stood ({num_accepted / num_guesses:.0%})")
-    parts.append(f"{seconds:.1f} s")
+    if alone:
+        parts.append(f"{stats[0].seconds:.1f} s")
     return " · ".join(parts)

@@ -22,7 +22,7 @@ def spend(drafts: Sequence[Draft], trusts: Sequence[float], cost: StepCost, num_
     chosen nodes must be ordered, and they come after drawn ones. Drawn guesses stay as they are: none may be
     dropped for its value. So do guesses of which nothing is estimated.
     """
-    fixed = [len(draft) if draft.evidence is None else int(draft.sampled.sum()) for draft in drafts]
+    fixed = [len(draft) if draft.evidence is None else _num_fixed(draft) for draft in drafts]
     survivals = [
         np.minimum(trust * draft.evidence[num:, SURVIVAL], 1.0) if draft.evidence is not None else _NONE
         for draft, trust, num in zip(drafts, trusts, fixed, strict=True)
@@ -34,6 +34,12 @@ def spend(drafts: Sequence[Draft], trusts: Sequence[float], cost: StepCost, num_
     best = int(np.argmax(tokens / seconds))
     taken = np.bincount(owners[order[:best]], minlength=len(drafts))
     return [draft.first(num + more) for draft, num, more in zip(drafts, fixed, taken.tolist(), strict=True)]
+
+
+def _num_fixed(draft: Draft) -> int:
+    """The nodes up to the last that was drawn."""
+    drawn = np.flatnonzero(draft.sampled)
+    return int(drawn[-1]) + 1 if len(drawn) else 0
 
 
 _NONE: FloatArray = np.zeros(0)

@@ -49,7 +49,11 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """One request's part in a step: its guess, its settings, and where its noise is found."""
+    """One request's part in a step: its guess, its settings, and where its noise is found.
+
+    `jointly` says whether a drawn chain may be judged as a whole. Whoever joins drawn guesses with chosen
+    ones must say no: whether that makes a chain depends on what was drawn, and who judges it may not.
+    """
 
     draft: Draft
     sampling: SamplingParams
@@ -57,6 +61,7 @@ class Round:
     length: int
     history: History = field(default_factory=History)
     lenience: float = 1.0
+    jointly: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:
@@ -73,7 +78,7 @@ def method_for(each: Round, verifier: Verifier = "auto") -> Method:
     sampling, draft = each.sampling, each.draft
     if sampling.greedy or sampling.seed is not None or verifier == "follow" or not draft.sampled.any():
         return Method.FOLLOW
-    if verifier == "reject" or not (draft.parents == np.arange(-1, len(draft) - 1)).all():
+    if verifier == "reject" or not each.jointly or not (draft.parents == np.arange(-1, len(draft) - 1)).all():
         return Method.REJECT
     return Method.BLOCK
 

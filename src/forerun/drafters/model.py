@@ -205,14 +205,15 @@ class ModelDrafter:
 
     def _read(self, guesses: Sequence[tuple[_Text, list[int], list[int]]]) -> torch.Tensor:
         """Read guesses, tokens and their parents, behind each text; a row of logits for each."""
-        for text, tokens, parents in guesses:
-            text.tokens += tokens
-            text.parents += parents
         rows = [
             Rows(text.slot, tokens, np.array(parents), num_logits=len(tokens))
             for text, tokens, parents in guesses
         ]
-        return self._fitted(self.runner.read(rows))
+        logits = self._fitted(self.runner.read(rows))
+        for text, tokens, parents in guesses:
+            text.tokens += tokens
+            text.parents += parents
+        return logits
 
     def _trees(
         self, views: Sequence[RequestView], budgets: Sequence[int], logits: torch.Tensor

@@ -26,8 +26,11 @@ def merge(drafts: Sequence[Draft]) -> Draft:
         return drafts[0] if drafts else Draft.chain([])
     drawn = [draft for draft in drafts if draft.sampled.any()][:1]
     tree = _Tree()
-    for draft in [*drawn, *(draft for draft in drafts if not draft.sampled.any())]:
-        tree.add(draft)
+    for draft in drawn:
+        tree.add(draft, as_it_is=True)
+    for draft in drafts:
+        if not draft.sampled.any():
+            tree.add(draft)
     return tree.draft(drawn[0] if drawn else None)
 
 
@@ -40,24 +43,30 @@ class _Tree:
         self._parents: list[int] = []
         self._sources: list[str] = []
         self._survival: list[float] = []
+        self._drawn = 0
 
-    def add(self, draft: Draft) -> None:
-        """Take the nodes of a draft; drawn ones each by itself."""
+    def add(self, draft: Draft, *, as_it_is: bool = False) -> None:
+        """Take the nodes of a draft, equal ones once unless it is to stay as it is.
+
+        No guess is thought likelier than the one it follows, whatever its drafter says; of drawn ones nothing
+        is thought.
+        """
         here: list[int] = []
         survivals = [0.0] * len(draft) if draft.evidence is None else draft.evidence[:, SURVIVAL].tolist()
-        nodes = zip(
-            draft.tokens.tolist(), draft.parents.tolist(), draft.sampled, draft.source, survivals, strict=True
-        )
-        for token, parent, sampled, source, survival in nodes:
+        nodes = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.source, survivals, strict=True)
+        for token, parent, source, survival in nodes:
             above = ROOT if parent == ROOT else here[parent]
-            node = None if sampled else self._children.get((above, token))
+            node = None if as_it_is else self._children.get((above, token))
             if node is None:
                 node = self._append(token, above, source)
                 self._children.setdefault((above, token), node)
             elif source not in self._sources[node].split(BETWEEN):
                 self._sources[node] += BETWEEN + source
-            self._survival[node] = max(self._survival[node], survival)
+            bound = 1.0 if above == ROOT or above < self._drawn else self._survival[above]
+            self._survival[node] = max(self._survival[node], min(survival, bound))
             here.append(node)
+        if as_it_is:
+            self._drawn = len(self._tokens)
 
     def _append(self, token: int, parent: int, source: str) -> int:
         self._tokens.append(token)

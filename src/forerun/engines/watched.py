@@ -86,9 +86,9 @@ class Watched:
 
     def forget(self, name: str, view: RequestView | None = None) -> None:
         """A request is over; with a view, the drafter sees the end of its text first."""
+        if view is not None:
+            self.propose([view], [0])
         try:
-            if view is not None:
-                self.drafter.propose([view], [0])
             self.drafter.forget(name)
         except Exception:
             self._count("forgetting failed")

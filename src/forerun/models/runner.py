@@ -17,13 +17,15 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache
 
-from forerun.errors import InvalidRequest, UnsupportedModel
+from forerun.errors import ConfigurationError, InvalidRequest, UnsupportedModel
 from forerun.models.attention import NAME, Part, blocks_of
 from forerun.models.cache import Shape, SlottedCache
 from forerun.types import BoolArray, IntArray
 
 COMMITTED: Final = -1
 """The parent of a row that directly follows the committed ones."""
+
+_SHORTEST: Final = 8
 
 _PROBE: Final = (1, 2, 3, 2, 1)
 _TREE: Final = (2, 0, 3, 1, 2)
@@ -58,6 +60,8 @@ class Runner:
         self.model = model
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.max_length = min(max_length or 2**62, longest(model))
+        if self.max_length < _SHORTEST:
+            raise ConfigurationError(f"max_length is {self.max_length}; it must be at least {_SHORTEST}")
         self.num_passes, self.seconds = 0, 0.0
         plain, shape = _tried_plainly(model)
         self.cache = SlottedCache(shape, num_slots, self.max_length, model.dtype, model.device)
@@ -180,9 +184,9 @@ class Runner:
             self.read([Rows(here, _PROBE[:1]), *(Rows(slot, _PROBE[3:]) for slot in other)])
             self.keep({here: [0]})
             tree = Rows(here, _TREE, _PARENTS, num_logits=len(_TREE))
-            self.read([*(Rows(slot, _PROBE[:1], num_logits=0) for slot in other), tree])
+            tried = self.read([*(Rows(slot, _PROBE[:1], num_logits=0) for slot in other), tree])
             self.keep({here: _PATH})
-            said = self.read([Rows(here, _PROBE[-1:])])
+            said = torch.cat([tried[list(_PATH)], self.read([Rows(here, _PROBE[-1:])])])
         except Exception as error:  # whatever a model does with arguments it does not know
             self._fault = f": {error}"
             return False
@@ -190,7 +194,7 @@ class Runner:
             for slot in (here, *other):
                 self.release(slot)
         loose = 1e-3 if self.model.dtype in {torch.float32, torch.float64} else 0.1
-        return bool((said[0] - plain).abs().max() <= loose * plain.abs().max())
+        return bool((said - plain[1:]).abs().max() <= loose * plain.abs().max())
 
 
 _NONE: Final[BoolArray] = np.zeros((0, 0), dtype=bool)
@@ -203,12 +207,18 @@ def longest(model: Any) -> int:
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"} or not kinds:
         bounds += [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope.get("rope_type") == "longrope":  # the longest text of a pass would change all others
+        bounds.append(
+            rope.get("original_max_position_embeddings")
+            or getattr(config, "original_max_position_embeddings", None)
+        )
     return min((bound for bound in bounds if bound), default=2**31)
 
 
 @torch.inference_mode()
 def _tried_plainly(model: Any) -> tuple[torch.Tensor, Shape]:
-    """What the model says by itself after the probe, and what it keeps of each token."""
+    """What the model says by itself after each token of the probe, and what it keeps of one."""
     cache = DynamicCache()
     out = model(torch.tensor([_PROBE], device=model.device), past_key_values=cache, use_cache=True)
     kept = {_kept(layer) for layer in cache.layers}
@@ -218,7 +228,7 @@ def _tried_plainly(model: Any) -> tuple[torch.Tensor, Shape]:
             " this engine runs decoders with ordinary attention"
         )
     ((num_heads, key_size, _, value_size),) = kept
-    return out.logits[0, -1], Shape(len(cache.layers), num_heads, key_size, value_size)
+    return out.logits[0], Shape(len(cache.layers), num_heads, key_size, value_size)
 
 
 def _kept(layer: Any) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def encode(tokenizer: Any, prompt: Prompt) -> list[int]:
     """The token ids of a prompt; messages go through the model's chat template."""
     if isinstance(prompt, str):
         return list(_demand(tokenizer)(prompt)["input_ids"])
-    if prompt and isinstance(prompt[0], Mapping):
+    if len(prompt) and isinstance(prompt[0], Mapping):
         if not getattr(_demand(tokenizer), "chat_template", None):
             raise InvalidRequest("the model has no chat template: give the prompt as text")
         template = tokenizer.apply_chat_template

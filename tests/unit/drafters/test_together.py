@@ -104,3 +104,24 @@ def test_retracing_finds_what_stood_of_a_draft() -> None:
     assert retrace(draft, [1, 2, 9]) == Verdict((0, 1), 9)
     assert retrace(draft, [3, 7, 8]) == Verdict((2,), 7)
     assert retrace(draft, [9]) == Verdict((), 9)
+
+
+def test_estimates_that_rise_along_a_path_do_not_put_a_child_first() -> None:
+    rising = tree([1, 2, 3], [-1, 0, 1], [1.0, 2.0, 3.0], "own")
+    both = merge([rising, tree([4], [-1], [0.5], "suffix")])
+    both.check(16)
+    assert paths(both) == {(1,), (1, 2), (1, 2, 3), (4,)}
+
+
+def test_a_draft_that_was_drawn_in_part_stays_as_it_is() -> None:
+    mixed = Draft(
+        np.array([3, 3, 5]),
+        np.array([-1, -1, 0]),
+        np.array([True, False, False]),
+        q={ROOT: Q},
+        source=("a",) * 3,
+    )
+    both = merge([mixed, tree([5, 6], [-1, 0], [0.4, 0.3], "suffix")])
+    both.check(16)
+    assert both.tokens.tolist()[:3] == [3, 3, 5]
+    assert both.sampled.tolist() == [True, False, False, False, False]

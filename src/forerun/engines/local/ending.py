@@ -48,7 +48,8 @@ class Ending:
         self.reason = self.reason or reason
         if self._spelling is not None:
             spelling, self._spelling = self._spelling, None
-            self._read(spelling.rest())
+            if reason != "error":
+                self._read(spelling.rest())
 
     def show(self) -> str:
         """The text that became sure since the last time."""

@@ -103,13 +103,18 @@ class Engine:
     def step(self) -> list[Update]:
         """One pass of the model for everybody: what it committed, and who is done."""
         began = time.perf_counter()
+        try:
+            self._admit()
+            reading, deciding = self._plan()
+            num_rows = sum(num for _, num in reading) + sum(len(self._unread(each)) for each in deciding)
+            drafts = self.guesser.guess(deciding, [self._room(each) for each in deciding], num_rows)
+            logits = self._read(reading, deciding, drafts)
+            verdicts = self._judge(deciding, drafts, logits)
+        except BaseException:  # out of memory, say, or interrupted: whoever tries again finds all as it was
+            for each in self._running.values():
+                self.target.cut(each.slot, len(each.tokens) - 1)
+            raise
         updates, self._over = self._over, []
-        self._admit()
-        reading, deciding = self._plan()
-        num_rows = sum(num for _, num in reading) + sum(len(self._unread(each)) for each in deciding)
-        drafts = self.guesser.guess(deciding, [self._room(each) for each in deciding], num_rows)
-        logits = self._read(reading, deciding, drafts)
-        verdicts = self._judge(deciding, drafts, logits)
         updates += [
             self._commit(each, draft, verdict)
             for each, draft, verdict in zip(deciding, drafts, verdicts, strict=True)
@@ -180,7 +185,7 @@ class Engine:
     ) -> list[Verdict | ForerunError]:
         """Which guesses stand; the cache keeps their rows and drops the others."""
         rounds = [
-            each.round(draft, self._lenience(each.request))
+            each.round(draft, self._lenience(each.request), self.guesser.jointly(each))
             for each, draft in zip(deciding, drafts, strict=True)
         ]
         verdicts = judge(rounds, logits, self.config.verifier)
@@ -199,7 +204,11 @@ class Engine:
         """Say what stands, let the drafters hear it, and retire whoever is done."""
         if isinstance(verdict, ForerunError):
             return self._retire(sequence, "error", error=verdict)
-        said = sequence.commit(draft, verdict)
+        try:
+            said = sequence.commit(draft, verdict)
+        except Exception as error:  # tokenizers fall over tokens that nobody expected
+            fault = InvalidRequest(f"what the model said cannot be spelled: {error}")
+            return self._retire(sequence, "error", error=fault)
         self.guesser.hear(sequence, draft, verdict)
         reason = sequence.ending.reason
         update = Update(sequence.request.id, tuple(said), sequence.ending.show(), draft, verdict)

@@ -89,12 +89,18 @@ class Guesser:
             drafts = watched.propose([sequences[i].view for i in mine], budgets)
             for i, draft in zip(mine, drafts, strict=True):
                 parts[i][name] = _estimated(draft)
-        self._drawn = max((len(part[MODEL]) for part in parts if MODEL in part), default=0)
+        self._drawn = max((_depth(part[MODEL]) for part in parts if MODEL in part), default=0)
         self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}
         trees = [
             merge(list(part.values())).first(max(room, 0)) for part, room in zip(parts, rooms, strict=True)
         ]
         return spend(trees, [each.trust.factor for each in sequences], self.cost, num_rows)
+
+    def jointly(self, sequence: Sequence) -> bool:
+        """Whether drawn guesses of this request may be judged as a whole: they must be alone, and that is
+        known before any is drawn.
+        """
+        return sum(len(part) > 0 for part in self._parts.get(sequence.request.id, {}).values()) <= 1
 
     def _asks(self, sequence: Sequence, name: str) -> bool:
         """Whether a request wants this drafter to guess for it."""
@@ -131,6 +137,11 @@ class Guesser:
         self._parts.pop(view.id, None)
         for watched in self.drafters.values():
             watched.forget(view.id, view)
+
+
+def _depth(draft: Draft) -> int:
+    """How many tokens ahead a draft reaches, which is how many passes it took a model."""
+    return max((len(draft.path(node)) for node in range(len(draft))), default=0)
 
 
 def _estimated(draft: Draft) -> Draft:

@@ -57,20 +57,18 @@ class LLM:
         target: Any = load_model(model, _dtype(dtype)) if by_name else model
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
         runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
-        config, given = _named(drafter, config or SpeculationConfig())
-        usual = ["suffix" if name == "auto" else name for name in config.drafters]
+        config, given, usual = _named(drafter, config or SpeculationConfig())
         drafters: dict[str, Drafter] = {}
         if config.max_draft:
-            drafters = {
-                **make_drafters(config, chain=not tree),
-                **{name: warm(each) for name, each in given.items()},
+            drafters = make_drafters(config, chain=not tree) | {
+                name: warm(each) for name, each in given.items()
             }
         if config.max_draft and config.draft_model is not None:
             drafters["model"] = self._draft_model(config.draft_model, runner, target.dtype, tree)
         self.engine = Engine(
             runner,
             drafters,
-            usual=(*usual, *given, "model"),
+            usual=usual,
             tokenizer=self.tokenizer,
             ends=ends_of(target),
             config=config,
@@ -147,7 +145,7 @@ class LLM:
     ) -> Update | None:
         """Ask the engine; an update that says why, if it cannot be asked that."""
         try:
-            tokens = encode(self.tokenizer, prompt)
+            tokens = _encoded(self.tokenizer, prompt)
             self.engine.add(make(name, tuple(tokens)))
         except ForerunError as error:
             return Update(name, result=Result(name, "", (), "error", error=error))
@@ -179,9 +177,15 @@ def generate(
     return LLM(model, drafter, dtype=dtype, tokenizer=tokenizer).generate(prompts, **settings)
 
 
-def _named(drafter: Who, config: SpeculationConfig) -> tuple[SpeculationConfig, dict[str, Drafter]]:
-    """The configuration with whoever is named, and the drafters that were given as they are."""
+def _named(
+    drafter: Who, config: SpeculationConfig
+) -> tuple[SpeculationConfig, dict[str, Drafter], tuple[str, ...]]:
+    """The configuration with whoever is named, the drafters that were given as they are, and who of all these
+    guesses if a request does not say. `auto` is what the configuration says.
+    """
     several: Many[str | Drafter] = [drafter] if isinstance(drafter, str | Drafter) else drafter
+    if not several:
+        raise ConfigurationError("nobody is named to guess: say auto, or none for plain decoding")
     names = [name.strip() for each in several if isinstance(each, str) for name in each.split(",")]
     given: dict[str, Drafter] = {}
     for each in several:
@@ -192,12 +196,26 @@ def _named(drafter: Who, config: SpeculationConfig) -> tuple[SpeculationConfig, 
     others = tuple(name for name in names if not name.startswith("model:"))
     if len(paths) > 1:
         raise ConfigurationError(f"one draft model at a time can guess; got {', '.join(paths)}")
-    changes: dict[str, Any] = {"drafters": others or (("model",) if paths else config.drafters)}
+    changes: dict[str, Any] = {"draft_model": paths[0]} if paths else {}
     if others == ("none",):
-        changes = {"max_draft": 0}
-    if paths:
-        changes["draft_model"] = paths[0]
-    return SpeculationConfig(**{**config.model_dump(), **changes}), given
+        changes["max_draft"] = 0
+    elif others not in {(), ("auto",)}:
+        changes["drafters"] = others
+    elif paths and not others:
+        changes["drafters"] = ("model",)
+    config = SpeculationConfig(**{**config.model_dump(), **changes})
+    by_name = ["suffix" if name == "auto" else name for name in config.drafters] if names else []
+    return config, given, (*by_name, *given, "model")
+
+
+def _encoded(tokenizer: Any, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt, with an error of ours if there are none."""
+    try:
+        return encode(tokenizer, prompt)
+    except ForerunError:
+        raise
+    except Exception as error:  # chat templates raise what they like
+        raise InvalidRequest(f"the prompt cannot be read: {error}") from error
 
 
 def _maker(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Request]:
@@ -205,10 +223,14 @@ def _maker(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Requ
     asked = dict(settings)
     known = {each.name for each in fields(SamplingParams)}
     sampling = SamplingParams(**{name: asked.pop(name) for name in known & asked.keys()})
-    unknown = asked.keys() - {each.name for each in fields(Request)}
+    unknown = asked.keys() - {each.name for each in fields(Request)} | asked.keys() & {
+        "id",
+        "prompt",
+        "sampling",
+    }
     if unknown:
         raise InvalidRequest(f"no setting is called {min(unknown)!r}; see SamplingParams and Request")
-    stop = asked.pop("stop", ())
+    stop = asked.pop("stop", None) or ()
     asked["stop"] = (stop,) if isinstance(stop, str | int) else tuple(stop)
     return lambda name, prompt: Request(id=name, prompt=prompt, sampling=sampling, **asked)
 

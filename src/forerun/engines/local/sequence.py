@@ -40,11 +40,11 @@ class Sequence:
         """What was said so far."""
         return self.tokens[len(self.request.prompt) :]
 
-    def round(self, draft: Draft, lenience: float) -> Round:
+    def round(self, draft: Draft, lenience: float, jointly: bool) -> Round:
         """This request's part in a step."""
         sampling = self.request.sampling
         history = History(self.request.prompt, self.answer) if sampling.looks_back else History()
-        return Round(draft, sampling, self._key, len(self.tokens), history, lenience)
+        return Round(draft, sampling, self._key, len(self.tokens), history, lenience, jointly)
 
     def commit(self, draft: Draft, verdict: Verdict) -> list[int]:
         """Say what stands, up to a stop; returns what was said."""

@@ -25,7 +25,8 @@ def read_trace(file: Path) -> list[Story]:
     stories: dict[str, Story] = {}
     number = 0
     try:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):  # noqa: B007
+        *lines, _ = file.read_text(encoding="utf-8").split("\n")  # what is behind the last one was cut off
+        for number, line in enumerate(lines, start=1):  # noqa: B007
             row = json.loads(line)
             story = stories.setdefault(row["id"], Story(row["id"]))
             if "prompt" in row:
