@@ -180,6 +180,19 @@ class Draft:
             evidence=evidence,
         )
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node follows the one before it."""
+        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
+
+    @property
+    def depth(self) -> int:
+        """How far ahead the draft reaches."""
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return max(depths, default=0)
+
     def first(self, num: int) -> Draft:
         """The draft of the first so many nodes, which is one since parents come first."""
         if num >= len(self):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from forerun.bench.transcripts import Transcript
 from forerun.control.price import worth
 from forerun.drafters.together import retrace
-from forerun.types import ROOT, Draft, Drafter, IntArray, RequestView
+from forerun.types import Draft, Drafter, RequestView
 
 SHORTEST = 8
 """Outputs of fewer tokens are left out."""
@@ -64,20 +64,12 @@ class Tally:
         """Count one step."""
         self.num_steps += 1
         self.num_guesses += len(draft)
-        depth = _depth(draft.parents)
+        depth = draft.depth
         self.reached += [0] * (depth - len(self.reached))
         self.stood += [0] * (depth - len(self.stood))
         for level in range(depth):
             self.reached[level] += 1
             self.stood[level] += level < num_kept
-
-
-def _depth(parents: IntArray) -> int:
-    """How far ahead a draft reaches."""
-    depths: list[int] = []
-    for parent in parents.tolist():
-        depths.append(1 if parent == ROOT else depths[parent] + 1)
-    return max(depths, default=0)
 
 
 def replay(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,23 +73,21 @@ def generate(
         "stop": tuple(stop or ()),
         "max_draft": max_draft,
     }
-    with told(), ExitStack() as stack:
+    with told():
         asked = _prompts(prompt, prompts, chat)
-        llm = stack.enter_context(
-            _loaded(
-                model,
-                drafter or "auto",
-                share_outputs,
-                dtype=dtype,
-                max_batch=1 if show else batch,
-                tree=not chain,
-            )
+        llm = _load(
+            model,
+            drafter or "auto",
+            share_outputs,
+            dtype=dtype,
+            max_batch=1 if show else batch,
+            tree=not chain,
         )
-        tracer = stack.enter_context(_tracing(trace, llm))
-        if show or (len(asked) == 1 and not as_json):
-            results = [_answer(llm, each, settings, tracer, show=show, as_json=as_json) for each in asked]
-        else:
-            results = _answer_all(llm, asked, settings, tracer, as_json=as_json)
+        with _tracing(trace, llm) as tracer:
+            if show or (len(asked) == 1 and not as_json):
+                results = [_answer(llm, each, settings, tracer, show=show, as_json=as_json) for each in asked]
+            else:
+                results = _answer_all(llm, asked, settings, tracer, as_json=as_json)
     if any(result.error is not None for result in results):
         raise typer.Exit(1)
 
@@ -112,8 +110,7 @@ def _prompts(given: Sequence[str] | None, file: Path | None, chat: bool) -> list
     return asked
 
 
-@contextmanager
-def _loaded(model: str, drafter: str | list[str], share_outputs: bool, **options: Any) -> Iterator[LLM]:
+def _load(model: str, drafter: str | list[str], share_outputs: bool, **options: Any) -> LLM:
     """The model, with a word while it is loaded."""
     from rich.console import Console
 
@@ -122,8 +119,7 @@ def _loaded(model: str, drafter: str | list[str], share_outputs: bool, **options
     with Console(stderr=True).status(f"loading {Path(model).name or model}"):
         from forerun.engines.local.llm import LLM
 
-        llm = LLM(model, drafter, config=SpeculationConfig(share_outputs=share_outputs), **options)
-    yield llm
+        return LLM(model, drafter, config=SpeculationConfig(share_outputs=share_outputs), **options)
 
 
 @contextmanager
@@ -194,13 +190,14 @@ class _Showing:
 
     def update(self, update: Update) -> None:
         """Guesses kept in green, the first dropped ones struck through in red, the model's own in blue."""
-        from forerun.engines.local.trace import best_dropped, own_words
+        from forerun.engines.local.stories import best_dropped
+        from forerun.engines.local.trace import own_words
         from forerun.models.text import spell
 
         kept = own_words(update)
         for place, token in enumerate(update.token_ids):
             if place == len(kept):
-                nodes = best_dropped(update.draft, kept)
+                nodes = best_dropped(update.draft.parents.tolist(), kept)
                 dropped = spell(self._tokenizer, update.draft.tokens[nodes].tolist())
                 self._say(dropped.replace("\n", "⏎"), "red strike dim")
             self._say(self._spelling.add(token), "green" if place < len(kept) else "bold blue")

@@ -78,7 +78,7 @@ def method_for(each: Round, verifier: Verifier = "auto") -> Method:
     sampling, draft = each.sampling, each.draft
     if sampling.greedy or sampling.seed is not None or verifier == "follow" or not draft.sampled.any():
         return Method.FOLLOW
-    if verifier == "reject" or not each.jointly or not (draft.parents == np.arange(-1, len(draft) - 1)).all():
+    if verifier == "reject" or not each.jointly or not draft.is_chain:
         return Method.REJECT
     return Method.BLOCK
 

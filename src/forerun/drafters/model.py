@@ -21,6 +21,7 @@ from forerun.core.race import race_rows
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
+from forerun.drafters.together import descend
 from forerun.errors import ConfigurationError
 from forerun.models.runner import COMMITTED, Rows, Runner
 from forerun.types import ROOT, Draft, IntArray, Proposal, RequestView, Verdict
@@ -40,17 +41,6 @@ class _Text:
     slot: int
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-
-    def path(self, said: Sequence[int]) -> list[int]:
-        """The rows that were said, in order."""
-        rows: list[int] = []
-        children = {each: row for row, each in enumerate(zip(self.parents, self.tokens, strict=True))}
-        for token in said:
-            row = children.get((rows[-1] if rows else COMMITTED, token))
-            if row is None:
-                break
-            rows.append(row)
-        return rows
 
 
 class ModelDrafter:
@@ -121,7 +111,7 @@ class ModelDrafter:
         for view in views:
             text = self._texts[view.id]
             said = [int(token) for token in view.tokens[self.runner.length(text.slot) :]]
-            path = text.path(said[:-1])
+            path = descend(text.parents, text.tokens, said[:-1])
             self.runner.keep({text.slot: path})
             text.tokens, text.parents = [], []
             unread.append(said[len(path) :])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -98,16 +98,17 @@ class _Tree:
 
 def retrace(draft: Draft, said: Tokens) -> Verdict:
     """What became of a draft if these tokens were said: the last of them is the target's own."""
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(
-            zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
-        )
-    }
-    accepted: list[int] = []
-    for place in range(len(said) - 1):
-        node = children.get((accepted[-1] if accepted else ROOT, int(said[place])))
+    accepted = descend(draft.parents.tolist(), draft.tokens.tolist(), said[: len(said) - 1])
+    return Verdict(tuple(accepted), int(said[len(accepted)]))
+
+
+def descend(parents: Sequence[int], tokens: Sequence[int], said: Iterable[int]) -> list[int]:
+    """The nodes of a tree that say these tokens, from the root as far as there are any."""
+    children = {each: node for node, each in enumerate(zip(parents, tokens, strict=True))}
+    path: list[int] = []
+    for token in said:
+        node = children.get((path[-1] if path else ROOT, int(token)))
         if node is None:
             break
-        accepted.append(node)
-    return Verdict(tuple(accepted), int(said[len(accepted)]))
+        path.append(node)
+    return path

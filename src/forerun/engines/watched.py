@@ -102,7 +102,7 @@ class Watched:
             _demand_evidence(draft)
             if len(draft) > max(budget, 0):
                 raise InvalidDraft(f"{len(draft)} guesses came for a budget of {budget}")
-            if not self.trees and (draft.parents != np.arange(-1, len(draft) - 1)).any():
+            if not self.trees and not draft.is_chain:
                 raise InvalidDraft("a tree came back; this engine checks chains")
         except Exception:
             self._count("a draft was unsound")

@@ -12,8 +12,8 @@ import pytest
 
 from forerun.engines.local.page import write_page
 from forerun.engines.local.request import Result, Update
-from forerun.engines.local.stories import read_trace
-from forerun.engines.local.trace import Trace, best_dropped, own_words
+from forerun.engines.local.stories import best_dropped, read_trace
+from forerun.engines.local.trace import Trace, own_words
 from forerun.errors import UnreadableTrace
 from forerun.types import Draft, Verdict
 
@@ -34,10 +34,11 @@ class Letters:
 
 
 def test_what_was_dropped_is_the_best_line_behind_what_was_kept() -> None:
-    assert best_dropped(TREE, ()) == [0, 1, 2]
-    assert best_dropped(TREE, (0,)) == [1, 2]
-    assert best_dropped(TREE, (0, 3)) == []
-    assert best_dropped(TREE, (), most=2) == [0, 1]
+    parents = TREE.parents.tolist()
+    assert best_dropped(parents, ()) == [0, 1, 2]
+    assert best_dropped(parents, (0,)) == [1, 2]
+    assert best_dropped(parents, (0, 3)) == []
+    assert best_dropped(parents, (), most=2) == [0, 1]
 
 
 def test_a_stop_cuts_what_counts_as_said() -> None:

@@ -106,7 +106,7 @@ class Engine:
         try:
             self._admit()
             reading, deciding = self._plan()
-            num_rows = sum(num for _, num in reading) + sum(len(self._unread(each)) for each in deciding)
+            num_rows = sum(num for _, num in reading) + sum(self._num_unread(each) for each in deciding)
             drafts = self.guesser.guess(deciding, [self._room(each) for each in deciding], num_rows)
             logits = self._read(reading, deciding, drafts)
             verdicts = self._judge(deciding, drafts, logits)
@@ -146,7 +146,7 @@ class Engine:
         """Who reads so many more tokens of a prompt in this pass, and who has read it all and decides."""
         reading, deciding, left = [], [], CHUNK
         for each in self._running.values():
-            unread = len(each.tokens) - self.target.length(each.slot)
+            unread = self._num_unread(each)
             if unread == 1 or unread <= left:
                 deciding.append(each)
             elif left:
@@ -180,6 +180,9 @@ class Engine:
     def _unread(self, sequence: Sequence) -> list[int]:
         return sequence.tokens[self.target.length(sequence.slot) :]
 
+    def _num_unread(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - self.target.length(sequence.slot)
+
     def _judge(
         self, deciding: Many[Sequence], drafts: Many[Draft], logits: torch.Tensor
     ) -> list[Verdict | ForerunError]:
@@ -191,7 +194,7 @@ class Engine:
         verdicts = judge(rounds, logits, self.config.verifier)
         kept = {}
         for each, verdict in zip(deciding, verdicts, strict=True):
-            unread = len(each.tokens) - self.target.length(each.slot)
+            unread = self._num_unread(each)
             nodes = verdict.accepted if isinstance(verdict, Verdict) else ()
             kept[each.slot] = [*range(unread), *(unread + node for node in nodes)]
         self.target.keep(kept)

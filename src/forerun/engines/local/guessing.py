@@ -89,7 +89,7 @@ class Guesser:
             drafts = watched.propose([sequences[i].view for i in mine], budgets)
             for i, draft in zip(mine, drafts, strict=True):
                 parts[i][name] = _estimated(draft)
-        self._drawn = max((_depth(part[MODEL]) for part in parts if MODEL in part), default=0)
+        self._drawn = max((part[MODEL].depth for part in parts if MODEL in part), default=0)
         self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}
         trees = [
             merge(list(part.values())).first(max(room, 0)) for part, room in zip(parts, rooms, strict=True)
@@ -137,11 +137,6 @@ class Guesser:
         self._parts.pop(view.id, None)
         for watched in self.drafters.values():
             watched.forget(view.id, view)
-
-
-def _depth(draft: Draft) -> int:
-    """How many tokens ahead a draft reaches, which is how many passes it took a model."""
-    return max((len(draft.path(node)) for node in range(len(draft))), default=0)
 
 
 def _estimated(draft: Draft) -> Draft:

@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from forerun.engines.local.stories import Story
+from forerun.engines.local.stories import Story, best_dropped
 from forerun.types import ROOT
 
 _PAGE: Final = Template("""<!doctype html>
@@ -133,14 +133,11 @@ def _round(number: int, story: Story) -> str:
     """A round: a line as in the paper's figure 1, and behind it the tree."""
     row = story.rounds[number]
     guesses, kept, said = row["guesses"], row["accepted"], row["said"]
-    here, dropped = kept[-1] if kept else ROOT, []
-    for node, guess in enumerate(guesses):
-        if guess["parent"] == here and len(said) > len(kept):
-            here = node
-            dropped.append(guess)
+    parents = [guess["parent"] for guess in guesses]
+    dropped = best_dropped(parents, kept) if len(said) > len(kept) else []
     line = [
         *(_span("kept", _on_one_line(token["text"])) for token in said[: len(kept)]),
-        *(_span("dropped", _on_one_line(token["text"])) for token in dropped[:8]),
+        *(_span("dropped", _on_one_line(guesses[node]["text"])) for node in dropped),
         *(_span("own", _on_one_line(token["text"])) for token in said[len(kept) :]),
     ]
     took = row["seconds"] - story.rounds[number - 1]["seconds"] if number else None

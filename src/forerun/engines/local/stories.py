@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import UnreadableTrace
+from forerun.types import ROOT
 
 
 @dataclass(slots=True)
@@ -18,6 +20,17 @@ class Story:
     prompt: str = ""
     rounds: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
+
+
+def best_dropped(parents: Sequence[int], kept: Sequence[int], most: int = 8) -> list[int]:
+    """The most promising guess that was not kept, and what was guessed behind it: nodes, in order."""
+    here = kept[-1] if kept else ROOT
+    line: list[int] = []
+    for node, parent in enumerate(parents):
+        if parent == here and len(line) < most:
+            line.append(node)
+            here = node
+    return line
 
 
 def read_trace(file: Path) -> list[Story]:

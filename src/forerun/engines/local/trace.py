@@ -13,23 +13,11 @@ from typing import Any, TextIO
 from forerun.drafters.tree import SURVIVAL
 from forerun.engines.local.request import Update
 from forerun.models.text import spell
-from forerun.types import ROOT, Draft
 
 
 def own_words(update: Update) -> tuple[int, ...]:
     """The nodes of an update's draft that were said; a stop may have cut some off."""
     return () if update.verdict is None else update.verdict.accepted[: len(update.token_ids)]
-
-
-def best_dropped(draft: Draft, kept: Sequence[int], most: int = 8) -> list[int]:
-    """The most promising guess that was not kept, and what was guessed behind it: nodes, in order."""
-    here = kept[-1] if kept else ROOT
-    line: list[int] = []
-    for node, parent in enumerate(draft.parents.tolist()):
-        if parent == here and len(line) < most:
-            line.append(node)
-            here = node
-    return line
 
 
 class Trace:
