@@ -30,7 +30,8 @@ def spend(drafts: Sequence[Draft], trusts: Sequence[float], cost: StepCost, num_
     owners = np.repeat(np.arange(len(drafts)), [len(each) for each in survivals])
     order = np.argsort(-np.concatenate([_NONE, *survivals]), kind="stable")
     tokens = len(drafts) + np.cumsum(np.concatenate([[0.0], *survivals])[np.append(0, order + 1)])
-    seconds = cost(num_rows + sum(fixed) + np.arange(len(order) + 1.0))
+    fewest = num_rows + sum(fixed)
+    seconds = cost(np.arange(fewest, fewest + len(order) + 1, dtype=np.float64))
     best = int(np.argmax(tokens / seconds))
     taken = np.bincount(owners[order[:best]], minlength=len(drafts))
     return [draft.first(num + more) for draft, num, more in zip(drafts, fixed, taken.tolist(), strict=True)]
