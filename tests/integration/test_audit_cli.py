@@ -198,7 +198,8 @@ def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
     llama: Logits, draft: Logits, model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     keep = tmp_path / "samples.jsonl"
-    with serving(Keeper(llama, draft)) as url:
+    server = Keeper(llama, draft, always="stall", after=40)  # it is never done before it is interrupted
+    with serving(server) as url:
         words = ["--candidate", url, "--reference", str(model), "--prompts", str(prompts)]
         words += ["--settings", "temperature 1", "--samples", "2000", "--most-samples", "16"]
         command = [sys.executable, "-m", "forerun", "audit", "sampled", *words, "--json"]
@@ -215,6 +216,7 @@ def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
         assert report["verdict"] == "no verdict"
         assert 0 < report["num_samples"] < 2000
         assert any(str(keep) in note for note in report["notes"])
+        server.always = ""
         code, whole = ask("sampled", *words, "--resume", keep)
     assert code == 0
     assert whole["num_samples"] == 2000
