@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format test docs bench-core bench-drafters bench-local bench-serving build clean
+.PHONY: setup models check format test docs bench-core bench-drafters bench-local bench-serving simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -43,6 +43,10 @@ bench-local:
 # Three servers at once, asked in turn: about a quarter of an hour, on a machine that does nothing else.
 bench-serving:
 	@$(RUN)/python scripts/bench_serving.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Scenarios, a fleet of a thousand among them, and the grid: about a quarter of an hour.
+simulate:
+	@$(RUN)/python scripts/record_simulations.py $(ARGS)
 
 build:
 	$(RUN)/python -m build

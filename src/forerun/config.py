@@ -34,6 +34,10 @@ class SpeculationConfig(BaseModel):
     max_draft: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=64, description="the most guesses a request gets in one step; 0 is plain decoding"
     )
+    adaptive: bool = Field(
+        default=True,
+        description="guess as far as it pays, measured; off, always as far as there is something to guess",
+    )
     share_outputs: bool = Field(
         default=False, description="guess from other requests' outputs, within one cache_salt"
     )

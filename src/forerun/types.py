@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
@@ -195,15 +196,27 @@ class Draft:
 
     def first(self, num: int) -> Draft:
         """The draft of the first so many nodes, which is one since parents come first."""
-        if num >= len(self):
+        return self if num >= len(self) else self.some(np.arange(len(self)) < num)
+
+    def some(self, kept: BoolArray) -> Draft:
+        """The draft of the nodes that are kept, which all they follow must be.
+
+        Raises for nodes that were drawn: to drop one of them after the draw, for whatever it is, changes what
+        is said. How many to draw is decided before.
+        """
+        if kept.all():
             return self
+        if (self.sampled & ~kept).any():
+            raise InvalidDraft("a guess that was drawn cannot be dropped: draw fewer instead")
+        places = np.cumsum(kept) - 1
+        parents = self.parents[kept]
         return Draft(
-            tokens=self.tokens[:num],
-            parents=self.parents[:num],
-            sampled=self.sampled[:num],
-            q={parent: q for parent, q in self.q.items() if parent < num},
-            source=self.source[:num],
-            evidence=None if self.evidence is None else self.evidence[:num],
+            tokens=self.tokens[kept],
+            parents=np.where(parents == ROOT, ROOT, places[parents]),
+            sampled=self.sampled[kept],
+            q={ROOT if parent == ROOT else int(places[parent]): q for parent, q in self.q.items()},
+            source=tuple(compress(self.source, kept)),
+            evidence=None if self.evidence is None else self.evidence[kept],
         )
 
     def path(self, node: int) -> list[int]:

@@ -57,18 +57,28 @@ def client_of(server: Server) -> Any:
 
 
 def prompts() -> list[str]:
-    """Forty questions over all categories of Spec-Bench, or our own sample where that is not at hand."""
+    """Questions over all categories of Spec-Bench, or our own sample where that is not at hand.
+
+    Forty with FORERUN_E2E_WORDS=full.
+    """
     if not SPEC_BENCH.exists():
         assert "FORERUN_CI" not in os.environ, "CI has Spec-Bench beside the project"
         lines = (ROOT / "tests" / "data" / "prompts.jsonl").read_text().splitlines()
         return [json.loads(line)["text"] for line in lines if line]
     lines = SPEC_BENCH.read_text().splitlines()
-    return [json.loads(line)["turns"][0][:900] for line in lines[:: len(lines) // 40]][:40]
+    num = 40 if os.environ.get("FORERUN_E2E_WORDS") == "full" else 16
+    return [json.loads(line)["turns"][0][:900] for line in lines[:: len(lines) // num]][:num]
+
+
+EVERY_GUESS = {"forerun_adaptive": 0, "forerun_max_draft": 4}
 
 
 def say(server: Server, text: str, **settings: Any) -> dict[str, Any]:
-    """One answer: its tokens, its words, and what became of guesses."""
+    """One answer: its tokens, its words, and what became of guesses, which are made whether they pay on this
+    machine today or not.
+    """
     extra = {"return_token_ids": True, **settings.pop("extra_body", {})}
+    extra["vllm_xargs"] = EVERY_GUESS | extra.get("vllm_xargs", {})
     answer = client_of(server).chat.completions.create(
         model="m",
         messages=[{"role": "user", "content": text}],
@@ -131,7 +141,7 @@ def test_streams_come_step_by_step_and_add_up(servers: tuple[Server, Server]) ->
             messages=[{"role": "user", "content": text}],
             temperature=0,
             stream=True,
-            extra_body={"return_token_ids": True},
+            extra_body={"return_token_ids": True, "vllm_xargs": EVERY_GUESS},
             **settings,
         )
         words, tokens = "", list[int]()

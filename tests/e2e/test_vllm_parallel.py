@@ -76,7 +76,7 @@ def said_by(models: tuple[Path, Path], options: dict[str, Any], folder: Path) ->
 
 @pytest.mark.parametrize("draft", [False, True], ids=["looked up", "drawn"])
 def test_ranks_agree_on_every_token(models: tuple[Path, Path], draft: bool, tmp_path: Path) -> None:
-    config = SpeculationConfig(draft_model=str(models[1]) if draft else None)
+    config = SpeculationConfig(draft_model=str(models[1]) if draft else None, adaptive=False, max_draft=8)
     ours = said_by(models, engine_arguments(config), tmp_path)
     first, second = ours["heard"]
     assert first == second

@@ -35,8 +35,9 @@ def make_draft_model(tiny_llama: Any, noise: float = 0.05) -> Any:
 def make_engine(
     tiny_llama: Any, drafters: Mapping[str, Drafter], *, slots: int = 4, length: int = 128, **config: Any
 ) -> Engine:
+    """An engine that makes every guess there is, unless it is to be adaptive."""
     runner = Runner(copy.deepcopy(tiny_llama), num_slots=slots, max_length=length)
-    return Engine(runner, drafters, config=SpeculationConfig(**config))
+    return Engine(runner, drafters, config=SpeculationConfig(**{"adaptive": False} | config))
 
 
 def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 1) -> dict[str, Drafter]:

@@ -19,7 +19,7 @@ LAYERS = (
     {"drafters"},
     {"control"},
     {"engines"},
-    {"audit", "bench", "tune", "distill"},
+    {"audit", "bench", "simulate", "tune", "distill"},
     {"cli"},
 )
 """Each room may import rooms of earlier layers, and itself."""
@@ -27,7 +27,7 @@ LAYERS = (
 OWN = {
     "vllm": ("engines/vllm",),
     "transformers": ("models",),
-    "matplotlib": ("bench/figures", "audit/figures"),
+    "matplotlib": ("bench/figures", "audit/figures", "simulate/figures"),
 }
 """Packages that only some rooms may import."""
 

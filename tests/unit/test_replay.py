@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.bench.replay import geometric_mean, replay
+from forerun.bench.replay import Reliability, Replay, geometric_mean
 from forerun.bench.transcripts import Transcript, read_transcripts
 from forerun.bench.yardsticks import VllmNgram
-from forerun.control.price import worth
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.together import retrace
-from forerun.drafters.tree import EVIDENCE, SURVIVAL
 from forerun.errors import UnreadableTranscripts
 from forerun.types import Draft, Drafter, RequestView, Verdict
 
@@ -45,7 +43,7 @@ def transcript(prompt: list[int], output: list[int], category: str = "words") ->
 
 def test_steps_and_guesses_are_counted() -> None:
     oracle = Oracle(list(range(30)), num_right=3)
-    tally = replay(oracle, [transcript(list(range(10)), list(range(10, 30)))], nodes=8)["words"]
+    tally = Replay(oracle, nodes=8).run([transcript(list(range(10)), list(range(10, 30)))])["words"]
     # 19 tokens behind the first: four steps of four, and the last three at once, the third not guessed.
     assert (tally.num_tokens, tally.num_steps) == (19, 5)
     assert tally.tokens_per_step == 19 / 5
@@ -63,7 +61,7 @@ def test_short_outputs_are_left_out_and_categories_kept_apart() -> None:
         transcript([1], [2] * 9, "b"),
         transcript([1], [2] * 10, "b"),
     ]
-    tallies = replay(VllmNgram(), recorded, nodes=4)
+    tallies = Replay(VllmNgram(), nodes=4).run(recorded)
     assert {name: (t.num_outputs, t.num_tokens) for name, t in tallies.items()} == {"a": (1, 7), "b": (2, 17)}
 
 
@@ -74,19 +72,27 @@ def test_a_recording_is_followed_down_a_tree() -> None:
     assert retrace(draft, np.array([6, 7])) == Verdict((1,), 7), "the last token is not a guess's"
 
 
-def test_guesses_that_do_not_pay_are_not_made() -> None:
-    evidence = np.zeros((4, len(EVIDENCE)), dtype=np.float32)
-    evidence[:, SURVIVAL] = [0.9, 0.5, 0.05, 0.01]
-    draft = Draft.chain([1, 2, 3, 4], evidence=evidence)
-    assert len(worth(draft, 0.0)) == 4
-    assert len(worth(draft, 0.001)) == 4
-    assert len(worth(draft, 0.012)) == 3
-    assert len(worth(draft, 0.1)) == 2
-    assert len(worth(draft, 1.0)) == 0
-    drawn = Draft(draft.tokens, draft.parents, np.ones(4, dtype=np.bool_), evidence=evidence)
-    assert worth(drawn, 1.0) is drawn, "what was drawn is not dropped for what it is"
-    best = max(range(5), key=lambda k: (1 + evidence[:k, SURVIVAL].sum()) / (1 + 0.012 * k))
-    assert len(worth(draft, 0.012)) == best
+def test_with_a_price_only_guesses_that_pay_are_made() -> None:
+    recorded = [transcript(list(range(10)), list(range(10, 30))) for _ in range(20)]
+    dear = Replay(Oracle(list(range(30)), num_right=0), nodes=8, price=0.5)
+    tally = dear.run(recorded)["words"]
+    assert tally.num_guesses < 0.1 * tally.num_steps, "they are always wrong"
+    cheap = Replay(Oracle(list(range(30)), num_right=3), nodes=8, price=0.01)
+    assert cheap.run(recorded)["words"].tokens_per_step > 3
+
+
+def test_estimates_are_set_beside_what_became_of_the_guesses() -> None:
+    reliability = Reliability()
+    assert (reliability.bins, reliability.error) == ([], 0.0)
+    reliability.add(np.linspace(0.0, 0.98, 50), np.zeros(50))
+    reliability.add(np.linspace(0.02, 1.0, 50), np.ones(50))
+    assert len(reliability.bins) == 10
+    assert reliability.error == pytest.approx(0.25, abs=0.02)
+    run = Replay(Oracle(list(range(30)), num_right=0), nodes=8)
+    run.run([transcript(list(range(10)), list(range(10, 30))) for _ in range(50)])
+    before = run.reliability.error
+    run.run([transcript(list(range(10)), list(range(10, 30))) for _ in range(50)])
+    assert run.reliability.error < before, "fitted"
 
 
 def test_the_geometric_mean_is_one() -> None:
@@ -96,7 +102,7 @@ def test_the_geometric_mean_is_one() -> None:
 @pytest.mark.parametrize("drafter", [VllmNgram(), SuffixDrafter()])
 def test_the_sample_is_replayed_whole(drafter: Drafter) -> None:
     recorded = read_transcripts(SAMPLE)
-    tallies = replay(drafter, recorded, nodes=16)
+    tallies = Replay(drafter, nodes=16).run(recorded)
     assert sum(tally.num_tokens for tally in tallies.values()) == sum(len(t.output) - 1 for t in recorded)
     assert all(tally.tokens_per_step >= 1 for tally in tallies.values())
     assert tallies["summarization"].tokens_per_step > 3

@@ -11,14 +11,54 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
 
 from forerun.bench.transcripts import Transcript
-from forerun.control.price import worth
+from forerun.control.controller import Controller
+from forerun.control.cost import StepCost
+from forerun.control.guesses import Guesses
 from forerun.drafters.together import retrace
-from forerun.types import Draft, Drafter, RequestView
+from forerun.types import Draft, Drafter, FloatArray, RequestView, Tokens
 
 SHORTEST = 8
 """Outputs of fewer tokens are left out."""
+
+NUM_BINS = 10
+"""Guesses are sorted by their estimated survival and parted into so many bins of one size."""
+
+
+class Reliability:
+    """Estimated survivals beside what became of the guesses."""
+
+    def __init__(self) -> None:
+        self._estimates: list[FloatArray] = []
+        self._stood: list[FloatArray] = []
+
+    def add(self, estimates: FloatArray, stood: FloatArray) -> None:
+        """Some guesses."""
+        self._estimates.append(estimates)
+        self._stood.append(stood)
+
+    @property
+    def bins(self) -> list[tuple[float, float, int]]:
+        """Of each bin, the mean estimate, the share that stood, and how many guesses it has."""
+        if not self._estimates:
+            return []
+        estimates, stood = np.concatenate(self._estimates), np.concatenate(self._stood)
+        parts = np.array_split(np.argsort(estimates, kind="stable"), NUM_BINS)
+        return [
+            (float(estimates[part].mean()), float(stood[part].mean()), len(part))
+            for part in parts
+            if len(part)
+        ]
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: how far estimate and share are apart, over all guesses."""
+        total = sum(num for *_, num in self.bins)
+        return sum(num * abs(estimate - share) for estimate, share, num in self.bins) / max(total, 1)
 
 
 @dataclass(slots=True)
@@ -72,45 +112,61 @@ class Tally:
             self.stood[level] += level < num_kept
 
 
-def replay(
-    drafter: Drafter,
-    transcripts: Sequence[Transcript],
-    *,
-    nodes: int,
-    price: float | None = None,
-    progress: Callable[[int], None] = lambda _: None,
-) -> dict[str, Tally]:
-    """Replay all transcripts in order and return what happened, by category.
-
-    With a price, only guesses that pay by their estimated survival are made.
+class Replay:
+    """Recordings through a drafter. With a price only guesses that pay are made, by the controller of the
+    engines, for which a pass then costs that share more with every row; without one all are.
     """
-    tallies: dict[str, Tally] = {}
-    for number, transcript in enumerate(transcripts):
-        if len(transcript.output) >= SHORTEST:
-            tally = tallies.setdefault(transcript.category, Tally())
-            tally.num_outputs += 1
-            tally.num_tokens += len(transcript.output) - 1
-            _replay_one(drafter, transcript, f"replay-{number}", tally, nodes, price)
-        progress(number + 1)
-    return tallies
 
+    def __init__(self, drafter: Drafter, *, nodes: int, price: float | None = None) -> None:
+        self.drafter = drafter
+        self.nodes = nodes
+        self.price = price
+        self.controller = Controller(StepCost((1, 2), (1.0, 1.0 + (price or 0.0))))
+        self.reliability = Reliability()
 
-def _replay_one(
-    drafter: Drafter, transcript: Transcript, name: str, tally: Tally, nodes: int, price: float | None
-) -> None:
-    tokens, num_prompt = transcript.tokens, len(transcript.prompt)
-    known = num_prompt + 1
-    while known < len(tokens):
-        view = RequestView(name, tokens[:known], num_prompt=num_prompt)
-        began = time.perf_counter()
-        (draft,) = drafter.propose([view], [nodes])
-        tally.seconds += time.perf_counter() - began
-        draft = draft if price is None else worth(draft, price)
-        verdict = retrace(draft, tokens[known:])
-        drafter.learn(name, draft, verdict)
+    def run(
+        self, transcripts: Sequence[Transcript], progress: Callable[[int], None] = lambda _: None
+    ) -> dict[str, Tally]:
+        """Replay transcripts in order and return what happened, by category."""
+        tallies: dict[str, Tally] = {}
+        self.reliability = Reliability()
+        for number, transcript in enumerate(transcripts):
+            if len(transcript.output) >= SHORTEST:
+                tally = tallies.setdefault(transcript.category, Tally())
+                tally.num_outputs += 1
+                tally.num_tokens += len(transcript.output) - 1
+                self._run_one(transcript, f"replay-{number}", tally)
+            progress(number + 1)
+        return tallies
+
+    def _run_one(self, transcript: Transcript, name: str, tally: Tally) -> None:
+        tokens, num_prompt = transcript.tokens, len(transcript.prompt)
+        known = num_prompt + 1
+        self.controller.admit(name, greedy=True)
+        while known < len(tokens):
+            view = RequestView(name, tokens[:known], num_prompt=num_prompt)
+            began = time.perf_counter()
+            (draft,) = self.drafter.propose([view], [self.nodes])
+            tally.seconds += time.perf_counter() - began
+            known += self._step(name, draft, tokens[known:], tally)
+        self.controller.forget(name)
+        self.drafter.forget(name)
+
+    def _step(self, name: str, draft: Draft, ahead: Tokens, tally: Tally) -> int:
+        """One pass; returns how many tokens it says."""
+        step = self.controller.open([name], rows=1)
+        guesses = Guesses.of([draft], partial(self.controller.kind, step))
+        if self.price is None or draft.evidence is None:  # who says nothing of its guesses wants them all
+            guesses.fixed[:], step.plain = True, False
+        draft = draft.some(self.controller.choose(step, guesses))
+        verdict = retrace(draft, ahead)
+        stood = np.zeros(len(draft), dtype=bool)
+        stood[list(verdict.accepted)] = True
+        self.reliability.add(self.controller.estimate(step, step.guesses), stood.astype(np.float64))
+        self.controller.close(step, stood, self.controller.cost.at(step.num_rows))
+        self.drafter.learn(name, draft, verdict)
         tally.add(draft, len(verdict.accepted))
-        known += len(verdict.accepted) + 1
-    drafter.forget(name)
+        return len(verdict.accepted) + 1
 
 
 def geometric_mean(values: Iterable[float]) -> float:

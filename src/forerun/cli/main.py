@@ -12,6 +12,7 @@ from forerun.cli.doctor import doctor
 from forerun.cli.generate import generate
 from forerun.cli.replay import replay
 from forerun.cli.serve import serve
+from forerun.cli.simulate import simulate
 from forerun.cli.theory import theory
 from forerun.cli.trace import trace
 
@@ -27,6 +28,7 @@ app.command()(doctor)
 app.command()(generate)
 app.command()(replay)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command()(simulate)
 app.command()(theory)
 app.command()(trace)
 

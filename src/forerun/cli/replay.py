@@ -11,7 +11,7 @@ import typer
 from forerun.cli.console import counting, told
 
 if TYPE_CHECKING:
-    from forerun.bench.replay import Tally
+    from forerun.bench.replay import Replay, Tally
     from forerun.types import Drafter
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -42,6 +42,10 @@ def replay(
     lines: Annotated[
         Literal["all", "odd", "even"], typer.Option(help="Replay only the odd or the even lines.")
     ] = "all",
+    fit: Annotated[
+        Literal["nothing", "odd", "even"],
+        typer.Option(help="Replay these lines first, without counting, so that estimates are fitted."),
+    ] = "nothing",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
 ) -> None:
     """Replay recorded outputs through a drafter, without any model.
@@ -49,25 +53,28 @@ def replay(
     At temperature 0 the model says what it said before, so the recording tells which guesses would have
     stood: tokens per step is what one run of the model would have committed.
     """
-    from forerun.bench.replay import SHORTEST
-    from forerun.bench.replay import replay as run
+    from forerun.bench.replay import SHORTEST, Replay
     from forerun.bench.transcripts import read_transcripts
 
     options = {"chain": chain, "share_outputs": shared, "corpora": corpus or []}
     with told():
         recorded = read_transcripts(transcripts, lines)
         long_enough = [transcript for transcript in recorded if len(transcript.output) >= SHORTEST]
-        run(_drafter(drafter, options), long_enough[:2], nodes=nodes)  # compiles
-        with counting("replaying", len(recorded)) as progress:
-            tallies = run(_drafter(drafter, options), recorded, nodes=nodes, price=price, progress=progress)
+        Replay(_drafter(drafter, options), nodes=nodes).run(long_enough[:2])  # compiles
+        before = [] if fit == "nothing" else read_transcripts(transcripts, fit)
+        run = Replay(_drafter(drafter, options), nodes=nodes, price=price)
+        with counting("replaying", len(before) + len(recorded)) as progress:
+            run.run(before, progress)
+            tallies = run.run(recorded, lambda num: progress(len(before) + num))
     if not tallies:
         typer.echo(f"every output in {transcripts} is too short to replay", err=True)
         raise typer.Exit(1)
     if as_json:
-        asked = {"drafter": drafter, "nodes": nodes, "lines": lines, "price": price}
-        typer.echo(json.dumps(asked | options | _report(tallies, price), indent=2, default=str))
+        asked = {"drafter": drafter, "nodes": nodes, "lines": lines, "fit": fit, "price": price}
+        report = _report(tallies, price) | {"reliability": _reliability(run)}
+        typer.echo(json.dumps(asked | options | report, indent=2, default=str))
     else:
-        _print(tallies, price)
+        _print(tallies, price, run)
 
 
 def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
@@ -108,7 +115,16 @@ def _report(tallies: dict[str, Tally], price: float | None) -> dict[str, Any]:
     }
 
 
-def _print(tallies: dict[str, Tally], price: float | None) -> None:
+def _reliability(run: Replay) -> dict[str, Any]:
+    """How far the controller's estimates can be relied on."""
+    keys = ("estimated", "stood", "guesses")
+    return {
+        "calibration_error": run.reliability.error,
+        "bins": [dict(zip(keys, each, strict=True)) for each in run.reliability.bins],
+    }
+
+
+def _print(tallies: dict[str, Tally], price: float | None, run: Replay) -> None:
     """A table for people."""
     from rich import box
     from rich.console import Console
@@ -134,3 +150,11 @@ def _print(tallies: dict[str, Tally], price: float | None) -> None:
         bars = "".join(_BARS[min(7, int(8 * share))] for share in tally.acceptance_by_depth[:8])
         table.add_row(*cells, f"{tally.guesses_per_step:.1f}", bars, f"{tally.microseconds_per_proposal:.0f}")
     Console().print(table)
+    bins = run.reliability.bins
+    if bins:
+        shares = "  ".join(f"{estimate:.0%} → {share:.0%}" for estimate, share, _ in bins)
+        Console().print(
+            f"estimated → stood:  {shares}\ncalibration error {run.reliability.error:.3f}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -110,7 +110,7 @@ def _tell(model: str, config: SpeculationConfig) -> None:
         ("how far", f"0 to {min(config.max_draft, CHAIN)} tokens a step, as many as pay"),
         ("guesses from", _sources(config)),
         ("words", _words(config)),
-        ("per request", "vllm_xargs: forerun_max_draft, forerun_drafter, forerun_lenience"),
+        ("per request", "vllm_xargs: forerun_max_draft, forerun_drafter, forerun_lenience, forerun_adaptive"),
     ):
         table.add_row(f"[bold]{what}[/]", how)
     console = Console(stderr=True, highlight=False)

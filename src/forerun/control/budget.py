@@ -1,46 +1,83 @@
-"""How far to guess in a step: as far as tokens per second grow.
+"""How many guesses to make in a step: as many as pay for the time they take.
 
 All requests of a batch share one pass, so their guesses compete for its rows: the likeliest first, whoever's
 they are. No guess at all is always a choice.
+
+What time is worth is not what this step makes of it but what steps make of it in the long run: tokens per
+second are the sum of all tokens over the sum of all seconds, and that ratio is largest where each step makes
+the most of tokens - rate * seconds, with the rate that comes out (Dinkelbach 1967). A poor step should be
+over soon, and a good one may take longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
-from forerun.control.cost import StepCost
-from forerun.drafters.tree import SURVIVAL
-from forerun.types import Draft, FloatArray
+from forerun.control.cost import read_one
+from forerun.core.compiled import compiled
+from forerun.types import FloatArray, IntArray
+
+MARGIN: Final = 0.01
+"""Guessing has to bring so many tokens more for every one that plain decoding says: estimates err, and the
+best of many errs up."""
 
 
-def spend(drafts: Sequence[Draft], trusts: Sequence[float], cost: StepCost, num_rows: int) -> list[Draft]:
-    """The first nodes of each draft, so many that the batch says the most tokens per second.
+@compiled
+def how_many(
+    survivals: FloatArray,
+    tokens: float,
+    rows: int,
+    curve: tuple[FloatArray, FloatArray],
+    rate: float,
+    extra: float,
+) -> tuple[int, float]:
+    """How many guesses to take, the likeliest first, and what they are worth in tokens.
 
-    The pass has `num_rows` rows without any guess. `trusts` are factors for the estimated survivals, by which
-    chosen nodes must be ordered, and they come after drawn ones. Drawn guesses stay as they are: none may be
-    dropped for its value. So do guesses of which nothing is estimated.
+    Without any, the pass has so many rows and says so many tokens, and a second is worth `rate` of them;
+    `extra` seconds pass before it if there is any.
     """
-    fixed = [len(draft) if draft.evidence is None else _num_fixed(draft) for draft in drafts]
-    survivals = [
-        np.minimum(trust * draft.evidence[num:, SURVIVAL], 1.0) if draft.evidence is not None else _NONE
-        for draft, trust, num in zip(drafts, trusts, fixed, strict=True)
-    ]
-    owners = np.repeat(np.arange(len(drafts)), [len(each) for each in survivals])
-    order = np.argsort(-np.concatenate([_NONE, *survivals]), kind="stable")
-    tokens = len(drafts) + np.cumsum(np.concatenate([[0.0], *survivals])[np.append(0, order + 1)])
-    fewest = num_rows + sum(fixed)
-    seconds = cost(np.arange(fewest, fewest + len(order) + 1, dtype=np.float64))
-    best = int(np.argmax(tokens / seconds))
-    taken = np.bincount(owners[order[:best]], minlength=len(drafts))
-    return [draft.first(num + more) for draft, num, more in zip(drafts, fixed, taken.tolist(), strict=True)]
+    knots, seconds = curve
+    plain = read_one(knots, seconds, rows)
+    best, most, gained = 0, MARGIN * tokens, 0.0
+    for num in range(1, len(survivals) + 1):
+        gained += survivals[num - 1]
+        worth = gained - rate * (read_one(knots, seconds, rows + num) + extra - plain)
+        if worth > most:
+            best, most = num, worth
+    return best, most if best else 0.0
 
 
-def _num_fixed(draft: Draft) -> int:
-    """The nodes up to the last that was drawn."""
-    drawn = np.flatnonzero(draft.sampled)
-    return int(drawn[-1]) + 1 if len(drawn) else 0
+@compiled
+def how_far(
+    chances: FloatArray,
+    rooms: IntArray,
+    rows: int,
+    curve: tuple[FloatArray, FloatArray],
+    rate: float,
+    pass_seconds: float,
+) -> IntArray:
+    """How many guesses a drafter that takes a pass of its own for every depth is to make for each request.
 
-
-_NONE: FloatArray = np.zeros(0)
+    Each guess for a request stands with the same chance if those before it do.
+    """
+    num_requests, deepest = len(rooms), rooms.max() if len(rooms) else 0
+    budgets, most, reached = np.zeros(num_requests, dtype=np.int64), 0.0, 0
+    survivals = np.empty(num_requests * deepest)
+    owners = np.empty(num_requests * deepest, dtype=np.int64)
+    alive, num = np.ones(num_requests), 0
+    for depth in range(1, deepest + 1):
+        for i in range(num_requests):
+            if rooms[i] >= depth:
+                alive[i] *= chances[i]
+                survivals[num], owners[num] = alive[i], i
+                num += 1
+        order = np.argsort(-survivals[:num])
+        taken, worth = how_many(survivals[:num][order], num_requests, rows, curve, rate, depth * pass_seconds)
+        if worth > most:
+            most, reached = worth, depth
+            budgets = np.bincount(owners[order[:taken]], minlength=num_requests)
+        elif depth > 2 * reached + 2:
+            break
+    return budgets

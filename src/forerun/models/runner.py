@@ -116,6 +116,13 @@ class Runner:
         self.cache.lengths[slot] = min(length, self.length(slot))
         self._visible[slot] = _NONE
 
+    @property
+    def description(self) -> str:
+        """What the time of a pass depends on: the model, its numbers, and where it runs."""
+        model = self.model
+        size = sum(weight.numel() for weight in model.parameters())
+        return f"{type(model).__name__} {size} {model.dtype} {model.device} {torch.get_num_threads()}"
+
     def time(self, num_rows: int) -> float:
         """The seconds of a pass with so many rows, as guesses make them; needs a free slot."""
         slot = self.take()

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,9 @@ from forerun.audit.exact.registry import (
 )
 from forerun.audit.exact.rounds import Engine, Play, Verifier, draw, draw_tokens, replaced, with_replaced
 from forerun.audit.exact.worlds import CHAINS, Law, Shape, as_row, trees
+from forerun.control.controller import Controller
+from forerun.control.cost import StepCost
+from forerun.control.guesses import Guesses
 from forerun.core import arrays
 from forerun.core import block as block_module
 from forerun.core import reject as reject_module
@@ -121,6 +127,24 @@ def drop_by_value(play: Play) -> Draft:
     draft = draw_tokens(play)
     zeros = np.flatnonzero(draft.tokens == 0)
     return _shortened(draft, int(zeros[0])) if zeros.size else draft
+
+
+def prune_what_was_drawn(play: Play) -> Draft:
+    """The controller takes drawn guesses for chosen ones: as likely as q says, and dropped where they do not
+    pay.
+    """
+    draft = draw_tokens(play)
+    if not draft.sampled.all():
+        return draft
+    drawn_from = [draft.q[parent].probs for parent in draft.parents.tolist()]
+    chances = [float(q[token]) for q, token in zip(drawn_from, draft.tokens.tolist(), strict=True)]
+    controller = Controller(StepCost((1, 2), (1.0, 1.5)))
+    controller.admit("drawn", greedy=False)
+    step = controller.open(["drawn"], rows=1)
+    guesses = Guesses.of([draft], partial(controller.kind, step))
+    guesses.stated = np.array(list(accumulate(chances, mul)), dtype=np.float64)
+    guesses.fixed = np.zeros(len(draft), dtype=bool)
+    return _shortened(draft, int(controller.choose(step, guesses).sum()))
 
 
 def keep_the_likelier(play: Play) -> Draft:
@@ -275,6 +299,7 @@ MUTANTS = (
         verify=with_replaced(reject, reject_module, "stands", stand_by_swapped_ratio),
     ),
     _mutant("cut the draft by a dropped value", TWO, draw=drop_by_value),
+    _mutant("prune what was drawn", TWO, draw=prune_what_was_drawn),
     _mutant("draw two, keep the likelier", ONE, draw=keep_the_likelier),
     _mutant("merge equal sampled siblings", PAIRS, draw=merge_equal_siblings),
     _mutant("sort sampled siblings", PAIRS, draw=sort_siblings),

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from forerun.config import SpeculationConfig
+from forerun.control import kept
 from forerun.control.cost import StepCost
 from forerun.core.rules import demand_known
 from forerun.engines.local.ending import Ending
@@ -31,6 +32,10 @@ from forerun.types import Draft, Drafter, Verdict
 
 CHUNK: Final = 256
 """Rows of prompts that a pass reads at most, all requests together."""
+
+DEEP: Final = 16
+WIDEST: Final = 512
+"""Passes are measured with up to so many guesses for everybody, and up to so many rows in all."""
 
 
 class Engine:
@@ -56,12 +61,24 @@ class Engine:
         self.tokenizer = tokenizer
         self.ends = ends
         self.config = config or SpeculationConfig()
-        cost = cost or (StepCost.measured(target.time) if drafters else StepCost((1, 2), (1.0, 1.0)))
-        self.guesser = Guesser(drafters or {}, usual, cost, target.vocab_size, self.config.max_draft)
+        if cost is None:
+            decides = drafters and self.config.adaptive
+            cost = self._measured(target) if decides else StepCost((1, 2), (1.0, 1.0))
+        self.guesser = Guesser(drafters or {}, usual, cost, target.vocab_size, adaptive=self.config.adaptive)
         self.seconds = 0.0
         self._waiting: deque[Request] = deque()
         self._running: dict[str, Sequence] = {}
         self._over: list[Update] = []
+
+    def _measured(self, target: Runner) -> StepCost:
+        """What passes cost: as it was kept when it was last measured here, or measured now."""
+        name = kept.name_of(engine="local", model=target.description, slots=target.cache.num_slots)
+        cost = kept.find(name)
+        if cost is None:
+            widest = target.cache.num_slots * (1 + min(self.config.max_draft, DEEP))
+            cost = StepCost.measured(target.time, min(widest, WIDEST))
+            kept.keep(name, cost)
+        return cost
 
     @property
     def num_unfinished(self) -> int:
@@ -107,7 +124,9 @@ class Engine:
             self._admit()
             reading, deciding = self._plan()
             num_rows = sum(num for _, num in reading) + sum(self._num_unread(each) for each in deciding)
-            drafts = self.guesser.guess(deciding, [self._room(each) for each in deciding], num_rows)
+            context = sum(self.target.length(each.slot) for each in self._running.values())
+            rooms = [self._room(each) for each in deciding]
+            opened, drafts = self.guesser.guess(deciding, rooms, num_rows, context)
             logits = self._read(reading, deciding, drafts)
             verdicts = self._judge(deciding, drafts, logits)
         except BaseException:  # out of memory, say, or interrupted: whoever tries again finds all as it was
@@ -121,7 +140,7 @@ class Engine:
         ]
         seconds = time.perf_counter() - began
         self.seconds += seconds
-        self.guesser.timed(seconds)
+        self.guesser.close(opened, drafts, verdicts, seconds)
         return updates
 
     def stream(self) -> Iterator[Update]:
@@ -135,12 +154,9 @@ class Engine:
             request = self._waiting.popleft()
             most = min(request.max_tokens, self.target.max_length - len(request.prompt))
             ends = frozenset() if request.ignore_end else self.ends
-            self._running[request.id] = Sequence(
-                request,
-                self.target.take(),
-                Ending(self.tokenizer, request.stop, ends, most),
-                self.guesser.trust(greedy=request.sampling.greedy),
-            )
+            ending = Ending(self.tokenizer, request.stop, ends, most)
+            sequence = self._running[request.id] = Sequence(request, self.target.take(), ending)
+            self.guesser.admit(sequence)
 
     def _plan(self) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
         """Who reads so many more tokens of a prompt in this pass, and who has read it all and decides."""
@@ -192,12 +208,12 @@ class Engine:
             for each, draft in zip(deciding, drafts, strict=True)
         ]
         verdicts = judge(rounds, logits, self.config.verifier)
-        kept = {}
+        stays = {}
         for each, verdict in zip(deciding, verdicts, strict=True):
             unread = self._num_unread(each)
             nodes = verdict.accepted if isinstance(verdict, Verdict) else ()
-            kept[each.slot] = [*range(unread), *(unread + node for node in nodes)]
-        self.target.keep(kept)
+            stays[each.slot] = [*range(unread), *(unread + node for node in nodes)]
+        self.target.keep(stays)
         return verdicts
 
     def _lenience(self, request: Request) -> float:

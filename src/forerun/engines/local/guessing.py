@@ -7,26 +7,22 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from forerun.control.budget import spend
+from forerun.control.controller import Controller, Step
 from forerun.control.cost import StepCost
-from forerun.control.pace import Pace
-from forerun.control.trust import Trust
+from forerun.control.guesses import Guesses, stated
 from forerun.drafters.together import merge, retrace
-from forerun.drafters.tree import SURVIVAL
 from forerun.engines.local.sequence import Sequence
 from forerun.engines.watched import TOO_LONG, Watched
-from forerun.errors import InvalidRequest
+from forerun.errors import ForerunError, InvalidRequest
 from forerun.types import Draft, Drafter, RequestView, Verdict
 
-ASSUMED: Final = 0.7
-"""The chance of a guess of which its drafter says nothing; how it does is learnt from there."""
-
 MODEL: Final = "model"
-"""The drafter that costs time of its own, so that it is asked only as far as that pays."""
+"""The drafter that runs a model of its own."""
 
 
 class Guesser:
@@ -38,10 +34,11 @@ class Guesser:
         usual: Many[str] | None,
         cost: StepCost,
         vocab_size: int,
-        max_draft: int,
+        *,
+        adaptive: bool = True,
     ) -> None:
-        self.cost = cost
-        self.max_draft = max_draft
+        self.controller = Controller(cost)
+        self.adaptive = adaptive
         self.usual = tuple(drafters) if usual is None else tuple(usual)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.errors: Counter[str] = Counter()
@@ -56,10 +53,8 @@ class Guesser:
             )
             for name, drafter in drafters.items()
         }
-        self._trust = {greedy: Trust() for greedy in (True, False)}
-        self._pace = Pace(max_draft) if MODEL in drafters and max_draft else None
         self._parts: dict[str, dict[str, Draft]] = {}
-        self._drawn, self._before = 0, 0.0
+        self._dear = {MODEL}  # who takes time for every guess, or draws it: asked only as far as that pays
 
     def spent(self, drafter: str, seconds: float) -> None:
         """A drafter took so long."""
@@ -69,9 +64,10 @@ class Guesser:
         """A drafter failed."""
         self.errors[drafter] += 1
 
-    def trust(self, *, greedy: bool) -> Trust:
-        """What a new request believes: what earlier ones of its kind learnt."""
-        return Trust(self._trust[greedy])
+    def admit(self, sequence: Sequence) -> None:
+        """A new request."""
+        greedy = sequence.request.sampling.greedy
+        self.controller.admit(sequence.request.id, greedy=greedy, adaptive=self.adaptive)
 
     def demand_known(self, names: Many[str]) -> None:
         """Raise if a request asks for somebody who is not here."""
@@ -80,21 +76,50 @@ class Guesser:
             here = ", ".join(self.drafters) or "nobody"
             raise InvalidRequest(f"no drafter here is called {unknown[0]!r}; there is {here}")
 
-    def guess(self, sequences: Many[Sequence], rooms: Many[int], num_rows: int) -> list[Draft]:
-        """A tree for every request, of at most so many nodes; the pass has `num_rows` rows without them."""
+    def guess(
+        self, sequences: Many[Sequence], rooms: Many[int], num_rows: int, context: int
+    ) -> tuple[Step, list[Draft]]:
+        """A tree for every request, of at most so many nodes; the pass has `num_rows` rows without them, and
+        so many tokens of context.
+        """
+        step = self.controller.open([each.request.id for each in sequences], num_rows, context)
         parts: list[dict[str, Draft]] = [{} for _ in sequences]
         for name, watched in self.drafters.items():
-            mine = [i for i, each in enumerate(sequences) if rooms[i] > 0 and self._asks(each, name)]
-            budgets = [min(rooms[i], self._most(name, sequences[i])) for i in mine]
-            drafts = watched.propose([sequences[i].view for i in mine], budgets)
+            wanted = [
+                room if self._asks(each, name) else 0 for each, room in zip(sequences, rooms, strict=True)
+            ]
+            budgets = self._allotted(step, name, sequences, wanted) if name in self._dear else wanted
+            mine = [i for i, budget in enumerate(budgets) if budget > 0]
+            before = self.seconds[name]
+            drafts = watched.propose([sequences[i].view for i in mine], [budgets[i] for i in mine])
             for i, draft in zip(mine, drafts, strict=True):
                 parts[i][name] = _estimated(draft)
-        self._drawn = max((part[MODEL].depth for part in parts if MODEL in part), default=0)
+            if any(draft.sampled.any() for draft in drafts):
+                self._dear.add(name)
+            if name in self._dear:
+                depth = max((draft.depth for draft in drafts), default=0)
+                self.controller.drafted(step, name, depth, self.seconds[name] - before)
         self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}
         trees = [
             merge(list(part.values())).first(max(room, 0)) for part, room in zip(parts, rooms, strict=True)
         ]
-        return spend(trees, [each.trust.factor for each in sequences], self.cost, num_rows)
+        return step, self._kept(step, trees)
+
+    def _allotted(self, step: Step, name: str, sequences: Many[Sequence], rooms: Many[int]) -> list[int]:
+        """How many guesses a dear drafter is to make: as deep as that pays, as wide as its trees are."""
+        depths = self.controller.allot(step, name, np.array(rooms, dtype=np.int64))
+        wide = getattr(self.drafters[name].drafter, "branches", 1)
+        return [
+            min(depth * (wide if each.request.sampling.greedy else 1), room)
+            for depth, each, room in zip(depths.tolist(), sequences, rooms, strict=True)
+        ]
+
+    def _kept(self, step: Step, trees: Many[Draft]) -> list[Draft]:
+        """The guesses that are made."""
+        guesses = Guesses.of(trees, partial(self.controller.kind, step))
+        kept = self.controller.choose(step, guesses)
+        ends = np.cumsum([len(tree) for tree in trees]).tolist()
+        return [tree.some(kept[end - len(tree) : end]) for tree, end in zip(trees, ends, strict=True)]
 
     def jointly(self, sequence: Sequence) -> bool:
         """Whether drawn guesses of this request may be judged as a whole: they must be alone, and that is
@@ -107,41 +132,39 @@ class Guesser:
         wanted = sequence.request.drafters
         return name in (self.usual if wanted is None else wanted)
 
-    def _most(self, name: str, sequence: Sequence) -> int:
-        """How far a drafter may guess: a draft model as far as its passes pay."""
-        if name != MODEL or self._pace is None:
-            return self.max_draft
-        wide = getattr(self.drafters[MODEL].drafter, "branches", 1) if sequence.request.sampling.greedy else 1
-        return self._pace.how_far() * wide
-
     def hear(self, sequence: Sequence, draft: Draft, verdict: Verdict) -> None:
-        """What became of a request's tree. Whether drawn guesses stand says nothing about estimates."""
-        if draft.evidence is not None:
-            expected = float(draft.evidence[~draft.sampled, SURVIVAL].sum())
-            sequence.trust.heard(expected, sum(not draft.sampled[node] for node in verdict.accepted))
+        """What became of a request's tree."""
         said = verdict.tokens(draft)
         for name, part in self._parts.pop(sequence.request.id, {}).items():
-            own = retrace(part, said)
-            self.drafters[name].learn(sequence.request.id, part, own)
-            if name == MODEL and self._pace is not None and len(part):
-                self._pace.heard(len(part), len(own.accepted))
+            self.drafters[name].learn(sequence.request.id, part, retrace(part, said))
 
-    def timed(self, step_seconds: float) -> None:
-        """A step took so long, the draft model's part in it included."""
-        if self._pace is not None:
-            self._pace.timed(self._drawn, self.seconds[MODEL] - self._before, step_seconds)
-            self._before = self.seconds[MODEL]
+    def close(
+        self, step: Step, drafts: Many[Draft], verdicts: Many[Verdict | ForerunError], seconds: float
+    ) -> None:
+        """A step is over, and took so long."""
+        stood, checked = [], []
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            mine = np.zeros(len(draft), dtype=bool)
+            if isinstance(verdict, Verdict):
+                mine[list(verdict.accepted)] = True
+            stood.append(mine)
+            checked.append(np.full(len(draft), isinstance(verdict, Verdict)))
+        nothing = np.zeros(0, dtype=bool)
+        self.controller.close(
+            step, np.concatenate([nothing, *stood]), seconds, np.concatenate([nothing, *checked])
+        )
 
     def forget(self, view: RequestView) -> None:
         """A request is over; whoever guessed for it sees the end of its text first."""
         self._parts.pop(view.id, None)
+        self.controller.forget(view.id)
         for watched in self.drafters.values():
             watched.forget(view.id, view)
 
 
 def _estimated(draft: Draft) -> Draft:
-    """A draft of chosen guesses with an estimate for each: by its depth, where its drafter has none."""
+    """A draft of chosen guesses with an estimate for each."""
     if draft.evidence is not None or draft.sampled.any():
         return draft
-    survival = np.array([ASSUMED ** len(draft.path(node)) for node in range(len(draft))], dtype=np.float32)
-    return replace(draft, evidence=np.minimum.accumulate(survival)[:, None])
+    survivals = np.minimum.accumulate(stated(draft)).astype(np.float32)
+    return replace(draft, evidence=survivals[:, None])

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import Counter
 
-from forerun.control.trust import Trust
 from forerun.core.rules import History
 from forerun.core.verify import Round
 from forerun.drafters.together import BETWEEN
@@ -19,11 +18,10 @@ from forerun.types import Draft, RequestView, Verdict
 class Sequence:
     """One request that was admitted. `tokens` is prompt and answer; the last of them is not read yet."""
 
-    def __init__(self, request: Request, slot: int, ending: Ending, trust: Trust) -> None:
+    def __init__(self, request: Request, slot: int, ending: Ending) -> None:
         self.request = request
         self.slot = slot
         self.ending = ending
-        self.trust = trust
         self.tokens = list(request.prompt)
         self.view = RequestView(
             request.id, self.tokens, len(request.prompt), request.salt, sampling=request.sampling

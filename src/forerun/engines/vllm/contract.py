@@ -31,6 +31,9 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "vllm.v1.worker.cpu_worker.CPUWorker.init_device": ("self",),
     "vllm.v1.worker.gpu_worker.Worker.init_device": ("self",),
+    "vllm.v1.worker.cpu_worker.CPUWorker.compile_or_warm_up_model": ("self",),
+    "vllm.v1.worker.gpu_worker.Worker.compile_or_warm_up_model": ("self",),
+    "vllm.v1.worker.gpu_model_runner.GPUModelRunner._dummy_run": ("self", "num_tokens"),
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner._sample": ("self", "logits", "spec_decode_metadata"),
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync": ("self", "scheduler_output"),
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner._get_spec_decode_draft_probs": (
@@ -79,6 +82,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.outputs.DraftTokenIds": ("req_ids", "draft_token_ids"),
     "vllm.v1.core.sched.output.SchedulerOutput": (
         "num_scheduled_tokens",
+        "total_num_scheduled_tokens",
         "scheduled_spec_decode_tokens",
         "num_spec_tokens_to_schedule",
     ),
@@ -99,7 +103,10 @@ ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "vllm.v1.core.sched.scheduler.Scheduler": (
         "running",
+        "waiting",
         "requests",
+        "max_num_running_reqs",
+        "max_num_scheduled_tokens",
         "max_model_len",
         "structured_output_manager",
     ),

@@ -10,6 +10,7 @@ tokens. This module does not import vllm; it is handed what it needs.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.engines.vllm.guesser import Guesser
+from forerun.control.controller import Step
+from forerun.engines.vllm.guesser import Ask, Guesser, Offer
 from forerun.engines.vllm.tally import logger
 from forerun.errors import ConfigurationError
 from forerun.types import RequestView
@@ -49,6 +51,9 @@ class Drafter:
                 "share_outputs needs each request's salt, which vLLM does not show its drafters: leave it out"
             )
         self.rows = Rows(most=2 * vllm_config.scheduler_config.max_num_seqs)
+        self._step: Step | None = None
+        self._offers: dict[str, Offer] = {}
+        self._began = 0.0
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """There is none to load."""
@@ -75,12 +80,28 @@ class Drafter:
         seats, gone = self.rows.seat(speaking, texts)
         for name in gone:
             self.guesser.forget(name)
-        for row, seat in zip(speaking, seats, strict=True):
-            self.guesser.hear(seat.name, sampled_token_ids[row])
-        views = [RequestView(seat.name, text) for seat, text in zip(seats, texts, strict=True)]
-        found = self.guesser.guess(views, [self.guesser.most_guesses] * len(views))
+        self._close({seat.name: sampled_token_ids[row] for row, seat in zip(speaking, seats, strict=True)})
+        asks = [
+            Ask(RequestView(seat.name, text), self.guesser.most_guesses)
+            for seat, text in zip(seats, texts, strict=True)
+        ]
+        self._step = self.guesser.open(asks, rows=len(asks), context=int(lengths.sum()))
+        found = self.guesser.look_up(asks)
+        self.guesser.settle(self._step, found)
+        self._offers = {ask.name: offer for ask, offer in zip(asks, found, strict=True)}
+        self._began = time.perf_counter()
         guesses = {row: offer.tokens for row, offer in zip(speaking, found, strict=True)}
         return [guesses.get(row, []) for row in range(len(sampled_token_ids))]
+
+    def _close(self, said: dict[str, list[int]]) -> None:
+        """The step that the last guesses were for is over, and these tokens were said in it."""
+        if self._step is None:
+            return
+        seconds = time.perf_counter() - self._began
+        for name in said.keys() & self._offers.keys():
+            self.guesser.hear(name, self._offers[name], said[name])
+        self.guesser.close(self._step, list(self._offers.values()), seconds)
+        self._step = None
 
 
 class Seat:

@@ -1,46 +1,76 @@
-"""Guessing for an engine: who guesses for which request, and what became of it."""
+"""Guessing for an engine: who guesses for which request, how far, and what became of it.
+
+step = guesser.open(asks, rows)          # who is in the next pass
+offers = guesser.look_up(asks)           # what could be guessed
+guesser.settle(step, offers)             # what is guessed
+guesser.hear(name, offer, said, checked)  # what became of it, for every request
+guesser.close(step, offers, seconds)
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from forerun.control.price import TYPICAL, worth
+import numpy as np
+
+from forerun.control.controller import Controller, Step
+from forerun.control.cost import StepCost
+from forerun.control.guesses import ASSUMED, Guesses, kinds_of, stated
 from forerun.drafters.documents import load_tokenizer, vocabulary_of
 from forerun.drafters.registry import make_drafters
-from forerun.drafters.tree import SURVIVAL
 from forerun.engines.vllm.launch import settings_of
 from forerun.engines.vllm.tally import Tally, logger
 from forerun.engines.watched import NOTHING, Watched
-from forerun.types import Draft, RequestView, Verdict
+from forerun.types import Draft, FloatArray, RequestView, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that guesses are wanted for: at most so many, of this drafter if it says whose."""
+
+    view: RequestView
+    room: int
+    drafter: str | None = None
+    greedy: bool = True
+    adaptive: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """Whose it is."""
+        return self.view.id
 
 
 @dataclass(slots=True)
 class Offer:
-    """What a request is offered in a step: tokens, who guessed each, and the draft they came from."""
+    """What a request is offered in a step: tokens, who guessed each, how likely each is to survive by what
+    they say, and the draft that the first of them came from. What was `drawn` stays as it is. Once the
+    request was heard, how many were checked, and how many of these stood.
+    """
 
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    stated: FloatArray = field(default_factory=lambda: np.zeros(0))
     draft: Draft = NOTHING
+    drawn: bool = False
+    num_checked: int = 0
+    num_stood: int = 0
 
-    @property
-    def expected(self) -> float:
-        """How many of the tokens will stand, by the drafter's own estimate."""
-        if self.draft.evidence is None:
-            return 0.0
-        return float(self.draft.evidence[:, SURVIVAL].sum())
-
-    def extend(self, tokens: Sequence[int], source: str) -> None:
+    def extend(self, tokens: Sequence[int], source: str, chance: float = ASSUMED) -> None:
         """Offer more tokens after these."""
+        before = float(self.stated[-1]) if len(self.stated) else 1.0
         self.tokens.extend(tokens)
         self.sources.extend([source] * len(tokens))
+        self.stated = np.append(self.stated, before * np.cumprod(np.full(len(tokens), chance)))
 
     def cut(self, num_tokens: int) -> None:
         """Offer no more than the first so many."""
-        del self.tokens[num_tokens:]
-        del self.sources[num_tokens:]
+        del self.tokens[num_tokens:], self.sources[num_tokens:]
+        self.stated = self.stated[:num_tokens]
 
 
 class Guesser:
@@ -49,13 +79,14 @@ class Guesser:
     Its configuration is `additional_config["forerun"]` of vLLM's, as for `SpeculationConfig`.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: Any, cost: StepCost | None = None) -> None:
         self.config = settings_of(vllm_config)
         self.most_guesses: int = min(
             vllm_config.speculative_config.num_speculative_tokens, self.config.max_draft
         )
         self.names = self.config.names
         self.tally = Tally(self.names, vllm_config.speculative_config.num_speculative_tokens)
+        self.controller = Controller(cost or StepCost.typical())
         vocab_size = vllm_config.model_config.get_vocab_size()
         tokenizer = vllm_config.model_config.tokenizer
         vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if self.config.corpora else None
@@ -64,56 +95,89 @@ class Guesser:
             for name, drafter in make_drafters(self.config, chain=True, vocabulary=vocabulary).items()
         }
         self._first = next(iter(self.drafters), None)
-        self._offers: dict[str, Offer] = {}
         self._known: dict[str, set[str]] = {}
 
-    def guess(
-        self,
-        views: Sequence[RequestView],
-        budgets: Sequence[int],
-        wanted: Sequence[str | None] | None = None,
-    ) -> list[Offer]:
-        """An offer for every view, of at most its budget, from the drafter that it wants.
+    def open(self, asks: Sequence[Ask], rows: int, context: int = 0) -> Step:
+        """A step begins, of so many rows and tokens of context without guesses."""
+        for ask in asks:
+            if ask.name not in self._known:
+                self._known[ask.name] = set()
+                adaptive = self.config.adaptive if ask.adaptive is None else ask.adaptive
+                self.controller.admit(ask.name, greedy=ask.greedy, adaptive=adaptive)
+        return self.controller.open([ask.name for ask in asks], rows, context)
 
-        None wants whoever guesses first. The offers count as made: `hear` tells what became of them.
-        """
-        offers = [Offer() for _ in views]
-        names = [self._first if each is None else each for each in wanted or [None] * len(views)]
+    def look_up(self, asks: Sequence[Ask]) -> list[Offer]:
+        """What could be guessed for everybody, from the drafter that each wants; None wants the first."""
+        offers = [Offer() for _ in asks]
         for name, watched in self.drafters.items():
-            mine = [place for place, each in enumerate(names) if each == name]
+            mine = [place for place, ask in enumerate(asks) if (ask.drafter or self._first) == name]
             drafts = watched.propose(
-                [views[place] for place in mine], [min(budgets[place], self.most_guesses) for place in mine]
+                [asks[place].view for place in mine],
+                [min(asks[place].room, self.most_guesses) for place in mine],
             )
             for place, draft in zip(mine, drafts, strict=True):
-                kept = worth(draft, TYPICAL)
-                offers[place] = Offer(kept.tokens.tolist(), [name] * len(kept), kept)
-                self._known.setdefault(views[place].id, set()).add(name)
-        self._offers |= zip((view.id for view in views), offers, strict=True)
+                offers[place] = Offer(draft.tokens.tolist(), [name] * len(draft), stated(draft), draft)
+                self._known[asks[place].name].add(name)
         return offers
 
-    def hear(self, name: str, said: Sequence[int], num_checked: int | None = None) -> None:
+    def expected(self, step: Step, offers: Sequence[Offer]) -> list[float]:
+        """How many guesses of each offer will stand."""
+        totals: list[float] = self.controller.expected(step, self._guesses(step, offers)).tolist()
+        return totals
+
+    def settle(self, step: Step, offers: Sequence[Offer]) -> None:
+        """Cut every offer to what pays."""
+        guesses = self._guesses(step, offers)
+        kept = self.controller.choose(step, guesses)
+        sizes = np.bincount(guesses.owners[kept], minlength=len(offers)).tolist()
+        for offer, size in zip(offers, sizes, strict=True):
+            offer.cut(size)
+
+    def _guesses(self, step: Step, offers: Sequence[Offer]) -> Guesses:
+        """Chains of guesses in one row."""
+        sizes = [len(offer.tokens) for offer in offers]
+        depth = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(size) for size in sizes)])
+        kind = partial(self.controller.kind, step)
+        kinds = [kinds_of(offer.sources, owner, kind) for owner, offer in enumerate(offers)]
+        return Guesses(
+            np.concatenate([np.zeros(0), *(offer.stated for offer in offers)]),
+            np.where(depth == 0, -1, np.arange(len(depth)) - 1),
+            np.concatenate([depth[:0], *kinds]),
+            np.repeat(np.arange(len(offers)), sizes),
+            np.repeat([offer.drawn for offer in offers], sizes).astype(bool),
+        )
+
+    def hear(self, name: str, offer: Offer, said: Sequence[int], num_checked: int | None = None) -> None:
         """A request said these tokens; of its offer so many were checked, or all."""
-        offer = self._offers.pop(name, None)
-        if offer is None or not len(said):
+        if not len(said):
             return
         sources = offer.sources[:num_checked]
+        offer.num_checked, offer.num_stood = len(sources), min(len(said) - 1, len(sources))
         self.tally.step(sources, len(said))
-        if len(offer.draft) and sources and sources[0] in self.drafters:
+        if len(offer.draft) and sources and sources[0] in self._known.get(name, ()):
             draft = offer.draft.first(sum(1 for _ in takewhile(sources[0].__eq__, sources)))
             num_kept = min(len(said) - 1, len(draft))
             self.drafters[sources[0]].learn(name, draft, Verdict(tuple(range(num_kept)), said[-1]))
 
-    def withdraw(self, name: str) -> None:
-        """An offer was not checked after all."""
-        self._offers.pop(name, None)
+    def close(self, step: Step, offers: Sequence[Offer], seconds: float) -> None:
+        """A step is over, and everybody was heard; offers that were not checked did not take part."""
+        nothing = np.zeros(0, dtype=bool)
+        stood = [np.arange(len(offer.tokens)) < offer.num_stood for offer in offers]
+        checked = [np.arange(len(offer.tokens)) < offer.num_checked for offer in offers]
+        rates = self.controller.close(
+            step, np.concatenate([nothing, *stood]), seconds, np.concatenate([nothing, *checked])
+        )
+        made = Counter(source for offer in offers for source in offer.sources[: offer.num_checked])
+        for name in self.names if offers else ():
+            self.tally.paced(name, made[name] / len(offers), rates if made[name] else None)
 
     @property
     def known(self) -> set[str]:
         """The requests that anything is remembered of."""
-        return self._offers.keys() | self._known.keys()
+        return set(self._known)
 
     def forget(self, name: str, view: RequestView | None = None) -> None:
         """A request is over; with a view, whoever guessed for it sees the end of its text first."""
-        self._offers.pop(name, None)
+        self.controller.forget(name)
         for who in self._known.pop(name, ()):
             self.drafters[who].forget(name, view)

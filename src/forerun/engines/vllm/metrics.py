@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as PrometheusCollector
 
 from forerun.engines.vllm.counters import read
-from forerun.engines.vllm.tally import HELP, KNOWN
+from forerun.engines.vllm.tally import GAUGES, HELP
 
 
 class Collector(PrometheusCollector):
@@ -25,7 +25,7 @@ class Collector(PrometheusCollector):
             for engine, (name, labels), value in read(instance):
                 samples[name].append(({**dict(labels), "engine": engine}, value))
         for name, found in samples.items():
-            kind = GaugeMetricFamily if name == KNOWN else CounterMetricFamily
+            kind = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
             family = kind(name, HELP[name], labels=list(found[0][0]))
             for labelled, value in found:
                 family.add_metric(list(labelled.values()), value)

@@ -10,19 +10,36 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
+import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
-from forerun.control.pace import Pace
+from forerun.control.controller import Step
+from forerun.engines.vllm import profile
 from forerun.engines.vllm.contract import check
 from forerun.engines.vllm.grammar import forced
-from forerun.engines.vllm.guesser import Guesser, Offer
+from forerun.engines.vllm.guesser import Ask, Guesser, Offer
 from forerun.engines.vllm.plan import Plan, attach
 from forerun.engines.vllm.tally import Minutes, logger
 from forerun.engines.vllm.wishes import NO_WISHES, Wishes
 from forerun.types import RequestView
+
+FORCED: Final = 0.98
+"""The chance of a token that its grammar forces: the text could have been spelled another way."""
+
+
+@dataclass(slots=True)
+class Underway:
+    """A step on its way: what every request in it was offered, and when it began; how long it took."""
+
+    step: Step
+    offers: dict[str, Offer]
+    began: float
+    seconds: float = 0.0
 
 
 class Scheduler(StockScheduler):  # type: ignore[misc]
@@ -31,20 +48,29 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check()
         super().__init__(*args, **kwargs)
-        self.guesser = Guesser(self.vllm_config)
-        self.pace = Pace(self.guesser.most_guesses) if "model" in self.guesser.names else None
+        self.guesser = Guesser(self.vllm_config, profile.find(self.vllm_config))
         self.wishes: dict[str, Wishes] = {}
         tally = self.guesser.tally
         tally.publish(self.vllm_config.instance_id, self.vllm_config.parallel_config.data_parallel_index)
         self.minutes = Minutes(tally, time.monotonic())
         self._drawn: set[str] = set()
-        self._began = self._took = 0.0
+        self._allotted: dict[str, int] = {}
+        self._underway: dict[int, Underway] = {}
+        self._over: list[Underway] = []
+        self._last = 0.0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Guess, then schedule as vLLM does."""
+        began = time.perf_counter()
+        self._close()
         decoding = [request for request in self.running if _is_decoding(request)]
         self._drawn = set()
-        for request, offer in zip(decoding, self._offers(decoding), strict=True):
+        asks = self._asks(decoding)
+        step = self.guesser.open(
+            asks, rows=len(asks) + self._num_reading(len(asks)), context=self._context(decoding)
+        )
+        offers = self._offers(step, decoding, asks)
+        for request, offer in zip(decoding, offers, strict=True):
             request.spec_token_ids = offer.tokens
         self.guesser.tally.known(len(self.guesser.known | self.wishes.keys()))
         with self._nothing_padded():
@@ -52,12 +78,52 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         for request in decoding:
             if request.request_id not in output.num_scheduled_tokens:
                 request.spec_token_ids = []
-                self.guesser.withdraw(request.request_id)
-        if self.pace is not None:
-            output.num_spec_tokens_to_schedule = self.pace.how_far() if self._wants_model(output) else 0
+        num_checked = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        step.rows = output.total_num_scheduled_tokens - num_checked
+        if self._has_model:
+            output.num_spec_tokens_to_schedule = self._allot(output)
             attach(output, Plan(frozenset(self._drawn)))
-        self._began = time.perf_counter()
+        by_name = {ask.name: offer for ask, offer in zip(asks, offers, strict=True)}
+        self._underway[id(output)] = Underway(step, by_name, began)
         return output
+
+    @property
+    def _has_model(self) -> bool:
+        """Whether a draft model guesses too."""
+        return "model" in self.guesser.names
+
+    def _num_reading(self, num_decoding: int) -> int:
+        """About how many rows of prompts the next step reads beside those that decode."""
+        free = max(0, self.max_num_running_reqs - len(self.running))
+        reading = [request for request in self.running if not _is_decoding(request)]
+        reading += islice(self.waiting, free)
+        left: int = sum(request.num_tokens - request.num_computed_tokens for request in reading)
+        most: int = self.max_num_scheduled_tokens - num_decoding
+        return max(0, min(left, most))
+
+    def _context(self, requests: list[Any]) -> int:
+        return sum(request.num_computed_tokens for request in requests)
+
+    def _asks(self, decoding: list[Any]) -> list[Ask]:
+        """Who wants guesses, and how many at most."""
+        share = self._share(decoding)
+        asks = []
+        for request in decoding:
+            wish = self._wishes(request)
+            room = min(share, self._room(request, wish))
+            asks.append(Ask(_view(request), room, wish.drafter, _is_greedy(request), wish.adaptive))
+        return asks
+
+    def _allot(self, output: Any) -> int:
+        """How far the draft model is to guess at the end of this step, for everybody who will then decode."""
+        requests = [self.requests[name] for name in output.num_scheduled_tokens]
+        asks = [
+            ask if ask.drafter in {None, "model"} else replace(ask, room=0) for ask in self._asks(requests)
+        ]
+        ahead = self.guesser.open(asks, rows=len(asks), context=self._context(requests))
+        budgets = self.guesser.controller.allot(ahead, "model", np.array([ask.room for ask in asks]))
+        self._allotted = {ask.name: budget for ask, budget in zip(asks, budgets.tolist(), strict=True)}
+        return max(self._allotted.values(), default=0)
 
     @contextmanager
     def _nothing_padded(self) -> Iterator[None]:
@@ -73,26 +139,34 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         """The draft model has guessed for the next step."""
         super().update_draft_token_ids(draft_token_ids)
         seconds = getattr(draft_token_ids, "seconds", None)
-        if self.pace is not None and seconds is not None and draft_token_ids.draft_token_ids:
+        if self._has_model and seconds is not None and draft_token_ids.draft_token_ids and self._over:
             self.guesser.tally.spent("model", seconds)
-            num_guesses = len(draft_token_ids.draft_token_ids[0])
-            self.pace.timed(num_guesses, seconds, self._took)
+            depth = len(draft_token_ids.draft_token_ids[0])
+            self.guesser.controller.drafted(self._over[-1].step, "model", depth, seconds)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Hear what was said, then go on as vLLM does."""
-        self._took = time.perf_counter() - self._began
-        said = model_runner_output.sampled_token_ids
-        checked = scheduler_output.scheduled_spec_decode_tokens
-        for name in scheduler_output.num_scheduled_tokens:
-            place = model_runner_output.req_id_to_index.get(name)
-            if said and place is not None:
-                num_checked = len(checked.get(name, ()))
-                self.guesser.hear(name, said[place], num_checked)
-                if self.pace is not None and name in self._drawn and said[place] and num_checked:
-                    self.pace.heard(num_checked, len(said[place]) - 1)
+        now = time.perf_counter()
+        underway = self._underway.pop(id(scheduler_output), None)
+        if underway is not None:
+            said, places = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
+            checked = scheduler_output.scheduled_spec_decode_tokens
+            for name, offer in underway.offers.items():
+                if said and name in places:
+                    self.guesser.hear(name, offer, said[places[name]], len(checked.get(name, ())))
+            underway.seconds = now - max(underway.began, self._last)
+            self._over.append(underway)
+        self._last = now
         if line := self.minutes.line(time.monotonic()):
             logger.info("%s", line)
+            profile.keep(self.vllm_config, self.guesser.controller.cost)
         return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _close(self) -> None:
+        """Steps that are over are closed before the next begins: how long the draft model took comes late."""
+        for each in self._over:
+            self.guesser.close(each.step, list(each.offers.values()), each.seconds)
+        self._over.clear()
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         """Forget a request that is over, with all that it said."""
@@ -101,54 +175,49 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self.guesser.tally.known(len(self.guesser.known | self.wishes.keys()))
         return super()._free_request(request, *args, **kwargs)
 
-    def _offers(self, decoding: list[Any]) -> list[Offer]:
+    def _offers(self, step: Step, decoding: list[Any], asks: list[Ask]) -> list[Offer]:
         """What every request is offered: looked up, forced by its grammar, or drawn by the draft model."""
-        wishes = [self._wishes(request) for request in decoding]
-        share = self._share(decoding)
-        rooms = [min(share, self._room(*each)) for each in zip(decoding, wishes, strict=True)]
-        offers = self.guesser.guess(
-            [_view(request) for request in decoding], rooms, [each.drafter for each in wishes]
-        )
-        for request, wish, room, offer in zip(decoding, wishes, rooms, offers, strict=True):
-            drawn = request.spec_token_ids[:room]
+        offers = self.guesser.look_up(asks)
+        for request, ask, offer in zip(decoding, asks, offers, strict=True):
             if request.use_structured_output:
-                self._obey_grammar(request, wish, room, offer)
-            if self.pace is not None and drawn and self._prefers_drawn(wish, offer, len(drawn)):
-                offer.cut(0)
-                offer.extend(drawn, "model")
-                self._drawn.add(request.request_id)
+                self._obey_grammar(request, ask, offer)
+        if self._has_model:
+            self._prefer_drawn(step, decoding, asks, offers)
+        self.guesser.settle(step, offers)
         return offers
 
-    def _obey_grammar(self, request: Any, wishes: Wishes, room: int, offer: Offer) -> None:
+    def _prefer_drawn(self, step: Step, decoding: list[Any], asks: list[Ask], offers: list[Offer]) -> None:
+        """Offer the draft model's guesses where more of them will stand, or where they are asked for; none of
+        them is looked at.
+        """
+        drawn = [Offer(drawn=True) for _ in offers]
+        for request, ask, offer in zip(decoding, asks, drawn, strict=True):
+            if ask.drafter in {None, "model"}:
+                most = min(ask.room, self._allotted.get(ask.name, 0))
+                offer.extend(request.spec_token_ids[:most], "model")
+        theirs, ours = self.guesser.expected(step, drawn), self.guesser.expected(step, offers)
+        for place, offer in enumerate(drawn):
+            if offer.tokens and (asks[place].drafter == "model" or theirs[place] > ours[place]):
+                offers[place] = offer
+                self._drawn.add(asks[place].name)
+
+    def _obey_grammar(self, request: Any, ask: Ask, offer: Offer) -> None:
         """Cut an offer to what the request's grammar allows, and add what it forces."""
         manager = self.structured_output_manager
         offer.cut(len(manager.validate_tokens(request, offer.tokens)))
         grammar = request.structured_output_request.grammar
-        if "grammar" not in self.guesser.names or wishes.drafter not in {None, "grammar"} or grammar is None:
+        if "grammar" not in self.guesser.names or ask.drafter not in {None, "grammar"} or grammar is None:
             return
         if self._is_constrained(request):
             encode = partial(manager.tokenizer.encode, add_special_tokens=False)
-            offer.extend(forced(grammar, offer.tokens, room - len(offer.tokens), encode), "grammar")
+            tokens = forced(grammar, offer.tokens, ask.room - len(offer.tokens), encode)
+            offer.extend(tokens, "grammar", chance=FORCED)
 
     def _is_constrained(self, request: Any) -> bool:
         """Whether the grammar of a request holds already: it may begin after the model has reasoned."""
         manager = self.structured_output_manager
         ended = request.structured_output_request.reasoning_ended
         return bool(manager.reasoner_cls is None or manager.enable_in_reasoning or ended)
-
-    def _prefers_drawn(self, wishes: Wishes, offer: Offer, num_drawn: int) -> bool:
-        """Whether the draft model's guesses are offered instead; no value of theirs is looked at."""
-        assert self.pace is not None
-        if wishes.drafter is not None:
-            return wishes.drafter == "model"
-        return self.pace.expected(num_drawn) > offer.expected
-
-    def _wants_model(self, output: Any) -> bool:
-        """Whether anybody in a step may be guessed for by the draft model."""
-        return any(
-            (wish := self._wishes(self.requests[name])).drafter in {None, "model"} and wish.max_draft != 0
-            for name in output.num_scheduled_tokens
-        )
 
     def _wishes(self, request: Any) -> Wishes:
         """What a request asks of speculation; the front end has refused what cannot be meant."""
@@ -182,6 +251,12 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
 def _is_decoding(request: Any) -> bool:
     """Whether all that is known of a request but its last token has been through the model."""
     return bool(not request.is_prefill_chunk and request.num_computed_tokens >= request.num_tokens - 1)
+
+
+def _is_greedy(request: Any) -> bool:
+    """Whether the target takes its most likely token."""
+    params = request.sampling_params
+    return params is None or params.temperature < 1e-5
 
 
 def _view(request: Any) -> RequestView:

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from forerun.control.controller import Rates
 from forerun.engines.vllm.counters import Series, Values, share
 
 logger = logging.getLogger("vllm.forerun")  # below vLLM's own logger, so that its settings hold here too
@@ -21,6 +22,18 @@ PROPOSED: Final = "forerun:proposed_tokens"
 ACCEPTED: Final = "forerun:accepted_tokens"
 SECONDS: Final = "forerun:draft_seconds"
 ERRORS: Final = "forerun:drafter_errors"
+CHOSEN: Final = "forerun:chosen_tokens"
+PREDICTED: Final = "forerun:predicted_goodput"
+MEASURED: Final = "forerun:measured_goodput"
+WITHOUT: Final = "forerun:plain_goodput"
+
+GAUGES: Final = frozenset({KNOWN, CHOSEN, PREDICTED, MEASURED, WITHOUT})
+"""What goes up and down; all else only grows."""
+
+LATELY: Final = 0.05
+"""What a step counts for in a gauge."""
+
+BY_DRAFTER: Final = (SECONDS, ERRORS, CHOSEN, PREDICTED, MEASURED, WITHOUT)
 
 HELP: Final = {
     STEPS: "Steps of decoding, counted once for every request that took part.",
@@ -31,6 +44,10 @@ HELP: Final = {
     ACCEPTED: "Guesses that stood, by drafter and by depth.",
     SECONDS: "Time spent guessing, by drafter.",
     ERRORS: "Errors in guessing, by drafter; each costs guesses, never an answer.",
+    CHOSEN: "Guesses made for a request in a step, of late, by drafter.",
+    PREDICTED: "Tokens per second expected of steps with guesses of this drafter, of late.",
+    MEASURED: "Tokens per second that these steps said.",
+    WITHOUT: "Tokens per second that they would have said without guesses.",
 }
 
 
@@ -42,7 +59,7 @@ class Tally:
         depths = [str(depth) for depth in range(1, most_guesses + 1)]
         self.series: list[Series] = [
             *((name, ()) for name in (STEPS, PLAIN, TOKENS, KNOWN)),
-            *((name, (("drafter", who),)) for name, who in product((SECONDS, ERRORS), self.drafters)),
+            *((name, (("drafter", who),)) for name, who in product(BY_DRAFTER, self.drafters)),
             *(
                 (name, (("drafter", who), ("depth", depth)))
                 for name, who, depth in product((PROPOSED, ACCEPTED), self.drafters, depths)
@@ -87,6 +104,16 @@ class Tally:
     def error(self, drafter: str) -> None:
         """A drafter failed."""
         self._add(ERRORS, 1, drafter)
+
+    def paced(self, drafter: str, chosen: float, rates: Rates | None) -> None:
+        """In a step a drafter made so many guesses for a request; if any, it went at these rates."""
+        values = {CHOSEN: chosen}
+        if rates is not None:
+            values |= {PREDICTED: rates.predicted, MEASURED: rates.measured, WITHOUT: rates.plain}
+        for name, value in values.items():
+            place = self._places[name, (("drafter", drafter),)]
+            before = self.values[place]
+            self.values[place] = before + (LATELY if before else 1.0) * (value - before)
 
     def known(self, num_requests: int) -> None:
         """So many requests are remembered now."""

@@ -2,6 +2,7 @@
 
     {"vllm_xargs": {"forerun_max_draft": 4, "forerun_drafter": "ngram", "forerun_lenience": 0.9}}
 
+With `"forerun_adaptive": 0` a request gets every guess there is, up to its bound, whether it pays or not.
 Each bounds what the server was told, or picks from it; none of them can ask for more.
 """
 
@@ -28,6 +29,7 @@ class Wishes:
     max_draft: int | None = None
     drafter: str | None = None
     lenience: float | None = None
+    adaptive: bool | None = None
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]) -> Wishes:
@@ -82,9 +84,16 @@ def _lenience(value: Any) -> float:
     raise InvalidRequest(f"forerun_lenience is {value!r}; it must be more than 0 and at most 1")
 
 
+def _adaptive(value: Any) -> bool:
+    if value in (0, 1):
+        return bool(value)
+    raise InvalidRequest(f"forerun_adaptive is {value!r}; it must be 0 or 1")
+
+
 _READERS: Final = {
     "forerun_max_draft": _max_draft,
     "forerun_drafter": _drafter,
     "forerun_lenience": _lenience,
+    "forerun_adaptive": _adaptive,
 }
 KNOWN: Final = f"known: {', '.join(_READERS)}"

@@ -21,7 +21,9 @@ from vllm.v1.worker.gpu_worker import Worker as StockCUDAWorker
 from forerun.engines.vllm.contract import check
 from forerun.engines.vllm.launch import settings_of
 from forerun.engines.vllm.plan import plan_of
+from forerun.engines.vllm.profile import measure
 from forerun.engines.vllm.sampler import Sampler
+from forerun.engines.vllm.tally import logger
 from forerun.errors import UnsupportedEngine
 
 
@@ -142,6 +144,15 @@ class _Ours:
         with _all_processors():
             super().init_device()  # type: ignore[misc]
         install(self.model_runner)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As vLLM does it, then measured: the scheduler wants to know what steps cost."""
+        done = super().compile_or_warm_up_model()  # type: ignore[misc]
+        try:
+            measure(self.model_runner)
+        except Exception:
+            logger.exception("what steps cost could not be measured; it will be learnt from them")
+        return done
 
 
 class CPUWorker(_Ours, StockCPUWorker):  # type: ignore[misc]

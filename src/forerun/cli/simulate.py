@@ -1,0 +1,151 @@
+"""`forerun simulate`: what speculation would do on machines that are not at hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forerun.cli.console import counting, told
+
+if TYPE_CHECKING:
+    from forerun.simulate.scenario import Answer, Scenario
+
+
+def simulate(
+    scenario: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file, or one that comes along: agents, chat, fleet, laptop.", metavar="SCENARIO"
+        ),
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="The controller against every fixed length, over costs and texts.")
+    ] = False,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Simulate so many, with their share of the requests.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this file (.png or .svg).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Simulate an engine, or a fleet of them, with the controller that decides in the real ones.
+
+    Requests arrive, a continuous batch serves them on hardware that is known by its data sheet, and guesses
+    stand by chance. Plain decoding and a fixed length serve the same requests beside it.
+    """
+    if grid == (scenario is not None):
+        raise typer.BadParameter("give a scenario, or --grid")
+    with told():
+        if scenario is None:
+            _grid(plot, as_json)
+        else:
+            _scenario(scenario, replicas, plot, as_json)
+
+
+def _grid(plot: Path | None, as_json: bool) -> None:
+    from forerun.simulate.grid import grid, play
+
+    places = grid()
+    cells: list[dict[str, Any]] = []
+    with counting("playing", len(places)) as progress:
+        for cell in play(places):
+            cells.append(cell)
+            progress(len(cells))
+    if plot is not None:
+        from forerun.simulate.figures import draw_grid
+
+        draw_grid(cells, plot)
+    if as_json:
+        typer.echo(json.dumps(cells, indent=1))
+    else:
+        _print_grid(cells)
+
+
+def _print_grid(cells: list[dict[str, Any]]) -> None:
+    """The worst of each kind of text."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in (
+        "texts",
+        "cells",
+        "over plain, worst",
+        "median",
+        "over the best fixed length, worst",
+        "median",
+    ):
+        table.add_column(title, justify="left" if title == "texts" else "right")
+    for text in dict.fromkeys(cell["text"] for cell in cells):
+        mine = [cell for cell in cells if cell["text"] == text]
+        numbers: list[str] = []
+        for key in ("over_plain", "over_best_fixed"):
+            values = sorted(cell[key] for cell in mine)
+            numbers += [f"{values[0]:.3f}", f"{values[len(values) // 2]:.3f}"]
+        table.add_row(text, str(len(mine)), *numbers)
+    Console().print(table)
+
+
+def _scenario(given: str, replicas: int | None, plot: Path | None, as_json: bool) -> None:
+    from forerun.simulate.scenario import FIXED, OURS, PLAIN, Scenario, answer
+
+    scenario = Scenario.read(given)
+    if replicas is not None:
+        scenario = scenario.scaled(replicas)
+    answers: list[Answer] = []
+    with counting("simulating", 3) as progress:
+        for who in (PLAIN, FIXED, OURS):
+            answers.append(answer(scenario, who))
+            progress(len(answers))
+    if plot is not None:
+        from forerun.simulate.figures import draw_scenario
+
+        draw_scenario(scenario, answers, plot)
+    if as_json:
+        facts = {
+            "scenario": json.loads(scenario.model_dump_json()),
+            "answers": [each.values() for each in answers],
+        }
+        typer.echo(json.dumps(facts, indent=1))
+    else:
+        _print(scenario, answers)
+
+
+def _print(scenario: Scenario, answers: list[Answer]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{scenario.name}[/]: {scenario.model} on {scenario.replicas} x {_devices(scenario)}")
+    if scenario.about:
+        console.print(scenario.about, style="dim")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    if any(each.machines for each in answers):
+        table.add_column("machines", justify="right", style="bold", no_wrap=True)
+    for title in ("tokens/s", "a step", "guesses", "ms a token", "s to first", "busy"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in answers:
+        out = each.outcome
+        name = f"fixed at {scenario.fixed_draft}" if each.who == "fixed" else each.who
+        table.add_row(
+            name,
+            *([str(each.machines)] if each.machines else []),
+            f"{out.tokens_per_second:,.0f}",
+            f"{out.tokens_per_pass:.2f}",
+            f"{out.guesses_per_pass:.1f}",
+            "{:.0f} to {:.0f}".format(*(1e3 * value for value in out.between_tokens)),
+            "{:.1f} to {:.1f}".format(*out.first_token),
+            f"{out.busy:.0%}",
+        )
+    console.print(table)
+    console.print("two figures: the median and the 99th percentile of requests", style="dim")
+
+
+def _devices(scenario: Scenario) -> str:
+    many = scenario.devices_per_replica > 1
+    return f"{scenario.devices_per_replica} {scenario.device}" if many else scenario.device

@@ -1,0 +1,94 @@
+"""The guesses of a whole batch in one row, which is how the controller sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+
+from forerun.drafters.tree import SURVIVAL
+from forerun.types import ROOT, BoolArray, Draft, FloatArray, IntArray
+
+ASSUMED: Final = 0.7
+"""The chance of a guess of which its drafter says nothing; how it does is learnt from there."""
+
+
+@dataclass(slots=True)
+class Guesses:
+    """What is stated of each, whom it follows, its kind, its owner, and whether it is fixed: made whatever
+    it costs, as guesses are that were drawn.
+
+    Parents are places in the same row, or below 0; owners are numbers of requests within the batch.
+    """
+
+    stated: FloatArray
+    parents: IntArray
+    kinds: IntArray
+    owners: IntArray
+    fixed: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.stated)
+
+    @classmethod
+    def none(cls) -> Guesses:
+        """No guesses."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return cls(np.zeros(0), nothing, nothing, nothing, np.zeros(0, dtype=bool))
+
+    @classmethod
+    def of(cls, drafts: Sequence[Draft], kind: Callable[[str, int], int]) -> Guesses:
+        """The guesses of drafts, one after the other; `kind` numbers them by source and owner."""
+        sizes = [len(draft) for draft in drafts]
+        begins = np.cumsum([0, *sizes])[:-1]
+        parents = [
+            np.where(draft.parents == ROOT, -1, draft.parents + begin)
+            for draft, begin in zip(drafts, begins, strict=True)
+        ]
+        kinds = [
+            kinds_of(draft.source or ("",) * len(draft), owner, kind) for owner, draft in enumerate(drafts)
+        ]
+        nothing = cls.none()
+        return cls(
+            np.concatenate([nothing.stated, *(stated(draft) for draft in drafts)]),
+            np.concatenate([nothing.parents, *parents]),
+            np.concatenate([nothing.kinds, *kinds]),
+            np.repeat(np.arange(len(drafts)), sizes),
+            np.concatenate([nothing.fixed, *(draft.sampled for draft in drafts)]),
+        )
+
+    def some(self, kept: BoolArray) -> Guesses:
+        """Those that are kept, which all they follow must be."""
+        places = np.cumsum(kept) - 1
+        parents = self.parents[kept]
+        return Guesses(
+            self.stated[kept],
+            np.where(parents < 0, -1, places[parents]),
+            self.kinds[kept],
+            self.owners[kept],
+            self.fixed[kept],
+        )
+
+    def firsts(self) -> IntArray:
+        """The first guess of everybody who begins with one that is not fixed."""
+        begins = np.flatnonzero((self.parents < 0) & ~self.fixed)
+        _, places = np.unique(self.owners[begins], return_index=True)
+        return begins[places]
+
+
+def stated(draft: Draft) -> FloatArray:
+    """The survival of every guess as its drafter sees it, or as it is assumed where nothing is said."""
+    if draft.evidence is not None:
+        return draft.evidence[:, SURVIVAL].astype(np.float64)
+    if draft.is_chain:
+        return np.cumprod(np.full(len(draft), ASSUMED))
+    return np.array([ASSUMED ** len(draft.path(node)) for node in range(len(draft))], dtype=np.float64)
+
+
+def kinds_of(sources: Sequence[str], owner: int, kind: Callable[[str, int], int]) -> IntArray:
+    """The kinds of guesses of these drafters."""
+    runs = [(kind(source, owner), len(list(run))) for source, run in groupby(sources)]
+    return np.repeat([number for number, _ in runs], [size for _, size in runs]).astype(np.int64)

@@ -1,0 +1,52 @@
+"""Curves that were measured, kept for the next start on the same machine with the same model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forerun.control.cost import StepCost
+
+
+def name_of(**facts: Any) -> str:
+    """The name of a curve: a digest of what it depends on, this machine included."""
+    everything = json.dumps({**facts, "machine": _machine()}, sort_keys=True, default=str)
+    return hashlib.sha256(everything.encode()).hexdigest()[:32]
+
+
+def find(name: str) -> StepCost | None:
+    """The curve of this name, if there is one that can be read."""
+    try:
+        return StepCost.of(json.loads(_file(name).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(name: str, cost: StepCost) -> None:
+    """Keep a curve, if there is a place for it: whole or not at all."""
+    file = _file(name)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as part:
+            json.dump(cost.values(), part)
+        os.replace(part.name, file)
+
+
+def _file(name: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "forerun" / "costs" / f"{name}.json"
+
+
+def _machine() -> list[Any]:
+    """What makes one machine faster than another, as far as it can be told without asking a device."""
+    with suppress(OSError):
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        return [found[1] if found else platform.machine(), os.cpu_count()]
+    return [platform.machine(), os.cpu_count()]

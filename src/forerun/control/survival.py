@@ -1,0 +1,197 @@
+"""The chance that a guess stands, from what its drafter says and from what became of guesses before.
+
+Drafters order their guesses well and are bad at saying how likely they are, above all for text that is
+drawn: a lookup knows what was said, not how sure the model was. So what a drafter states is read through a
+logistic line, one for every kind of guess (who made it; for greedy requests or others), and moved by a bias
+that every request has for itself:
+
+    logit(chance) = a + b * logit(stated chance) + bias of the request
+
+Lines and biases are fitted while running, by one Newton step a round, and forget: the lines slowly, the
+biases within some twenty rounds. A guess survives if it and all it follows stand.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from forerun.core.compiled import compiled
+from forerun.types import BoolArray, FloatArray, IntArray
+
+LINE: Final = (0.5, 1.0)
+"""A line before anything was seen: guesses stand a little more often than lookups think."""
+
+LINE_TRUST: Final = 4.0
+LINE_FORGETS: Final = 0.005
+"""How much the first line counts, and the share of what was learnt since that a step forgets."""
+
+BIAS_TRUST: Final = 1.0
+BIAS_FORGETS: Final = 0.05
+"""The same for a request's bias, which begins at 0."""
+
+LEAST: Final = 1e-3
+"""No chance is nearer to 0 or 1."""
+
+
+class Survival:
+    """Estimates for requests in numbered places, and guesses of numbered kinds."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, bool], int] = {}
+        self._places: dict[str, int] = {}
+        self._free: list[int] = []
+        self.lines: FloatArray = np.empty((0, 2))
+        self.line_trust: FloatArray = np.empty((0, 2, 2))
+        self.bias: FloatArray = np.zeros((0, 0))
+        self.bias_trust: FloatArray = np.zeros((0, 0))
+
+    def kind(self, source: str, *, greedy: bool) -> int:
+        """The number of a kind of guess."""
+        number = self._kinds.setdefault((source, greedy), len(self._kinds))
+        if number == len(self.lines):
+            self.lines = np.vstack([self.lines, [LINE]])
+            self.line_trust = np.concatenate([self.line_trust, LINE_TRUST * np.eye(2)[None]])
+            self._resize()
+        return number
+
+    def admit(self, name: str) -> int:
+        """A place for a new request."""
+        if not self._free:
+            known = len(self.bias)
+            self._free = list(range(max(2 * known, 8) - 1, known - 1, -1))
+            self._resize(max(2 * known, 8))
+        place = self._places[name] = self._free.pop()
+        self.bias[place], self.bias_trust[place] = 0.0, BIAS_TRUST
+        return place
+
+    def place(self, name: str) -> int:
+        """Where a request is."""
+        return self._places[name]
+
+    def forget(self, name: str) -> None:
+        """A request is over."""
+        place = self._places.pop(name, None)
+        if place is not None:
+            self._free.append(place)
+
+    def _resize(self, num_places: int | None = None) -> None:
+        """Make room for more places or kinds; what is known stays."""
+        places, kinds = self.bias.shape
+        wanted = (num_places or places, len(self.lines))
+        bias, trust = np.zeros(wanted), np.full(wanted, BIAS_TRUST)
+        bias[:places, :kinds], trust[:places, :kinds] = self.bias, self.bias_trust
+        self.bias, self.bias_trust = bias, trust
+
+    def estimate(
+        self, stated: FloatArray, parents: IntArray, kinds: IntArray, places: IntArray
+    ) -> FloatArray:
+        """The survival of every guess. `stated` is what drafters say of it; `parents` are among the same
+        guesses, or below 0.
+        """
+        return survive(stated, parents, kinds, places, self.lines, self.bias)
+
+    def chance(self, kind: int, places: IntArray, stated: float) -> FloatArray:
+        """The chance of a guess of a kind for each of some requests."""
+        num = len(places)
+        return self.estimate(np.full(num, stated), np.full(num, -1), np.full(num, kind), places)
+
+    def learn(
+        self,
+        stated: FloatArray,
+        parents: IntArray,
+        kinds: IntArray,
+        places: IntArray,
+        stood: BoolArray,
+    ) -> None:
+        """What became of the guesses of a step."""
+        learn(
+            (stated, parents, kinds, places),
+            stood,
+            self.lines,
+            self.line_trust,
+            self.bias,
+            self.bias_trust,
+        )
+
+
+@compiled
+def _logit(stated: FloatArray, parents: IntArray, node: int) -> float:
+    """What a drafter says of a guess, given that those before it stand."""
+    above = 1.0 if parents[node] < 0 else stated[parents[node]]
+    chance = stated[node] / above if above > 0.0 else 0.0
+    chance = min(max(chance, LEAST), 1.0 - LEAST)
+    return float(np.log(chance / (1.0 - chance)))
+
+
+@compiled
+def survive(
+    stated: FloatArray,
+    parents: IntArray,
+    kinds: IntArray,
+    places: IntArray,
+    lines: FloatArray,
+    bias: FloatArray,
+) -> FloatArray:
+    """The survivals of guesses, parents first."""
+    out = np.empty(len(stated))
+    for node in range(len(stated)):
+        kind = kinds[node]
+        z = lines[kind, 0] + lines[kind, 1] * _logit(stated, parents, node) + bias[places[node], kind]
+        chance = min(max(1.0 / (1.0 + np.exp(-z)), LEAST), 1.0 - LEAST)
+        out[node] = chance if parents[node] < 0 else chance * out[parents[node]]
+    return out
+
+
+@compiled
+def learn(
+    guesses: tuple[FloatArray, IntArray, IntArray, IntArray],
+    stood: BoolArray,
+    lines: FloatArray,
+    line_trust: FloatArray,
+    bias: FloatArray,
+    bias_trust: FloatArray,
+) -> None:
+    """One Newton step for every line and every bias that had guesses: only those whose parent stood count."""
+    stated, parents, kinds, places = guesses
+    slopes = np.zeros((len(lines), 2))
+    curves = np.zeros((len(lines), 2, 2))
+    pull, bend = np.zeros(bias.shape), np.zeros(bias.shape)
+    for node in range(len(stated)):
+        if parents[node] >= 0 and not stood[parents[node]]:
+            continue
+        kind, place = kinds[node], places[node]
+        x = _logit(stated, parents, node)
+        p = 1.0 / (1.0 + np.exp(-(lines[kind, 0] + lines[kind, 1] * x + bias[place, kind])))
+        error, weight = stood[node] - p, p * (1.0 - p)
+        pull[place, kind] += error
+        bend[place, kind] += weight
+        slopes[kind, 0] += error
+        slopes[kind, 1] += error * x
+        curves[kind, 0, 0] += weight
+        curves[kind, 0, 1] += weight * x
+        curves[kind, 1, 1] += weight * x * x
+    for kind in range(len(lines)):
+        if curves[kind, 0, 0] > 0.0:
+            curves[kind, 1, 0] = curves[kind, 0, 1]
+            _move_line(lines[kind], line_trust[kind], slopes[kind], curves[kind])
+    for place, kind in zip(*np.nonzero(bend)):  # noqa: B905 (compiled)
+        trust = (1 - BIAS_FORGETS) * bias_trust[place, kind] + BIAS_FORGETS * BIAS_TRUST + bend[place, kind]
+        bias[place, kind] += (pull[place, kind] - BIAS_FORGETS * BIAS_TRUST * bias[place, kind]) / trust
+        bias_trust[place, kind] = trust
+
+
+@compiled
+def _move_line(line: FloatArray, trust: FloatArray, slope: FloatArray, curve: FloatArray) -> None:
+    """A Newton step of one line, held by what it began as."""
+    a, b = LINE
+    for i in range(2):
+        for j in range(2):
+            trust[i, j] = (1 - LINE_FORGETS) * trust[i, j] + curve[i, j]
+        trust[i, i] += LINE_FORGETS * LINE_TRUST
+    first = slope[0] - LINE_FORGETS * LINE_TRUST * (line[0] - a)
+    second = slope[1] - LINE_FORGETS * LINE_TRUST * (line[1] - b)
+    determinant = trust[0, 0] * trust[1, 1] - trust[0, 1] * trust[1, 0]
+    line[0] += (trust[1, 1] * first - trust[0, 1] * second) / determinant
+    line[1] += (trust[0, 0] * second - trust[1, 0] * first) / determinant

@@ -1,0 +1,81 @@
+"""What vLLM's steps cost, measured by its worker before the first request and left for the scheduler to find.
+
+Scheduler and worker may be different processes, so the curve goes through the file that keeps it for the next
+start. Where they do not share a disk the scheduler begins with a typical curve and learns from its steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import torch
+from vllm.platforms import current_platform
+
+from forerun.control import kept
+from forerun.control.cost import StepCost
+from forerun.engines.vllm.launch import settings_of
+from forerun.engines.vllm.tally import logger
+
+DEEP: Final = 16
+WIDEST: Final = 1024
+"""Steps are measured with up to so many guesses for everybody, and up to so many rows in all."""
+
+
+def find(vllm_config: Any) -> StepCost | None:
+    """The curve of a vLLM like this one on this machine, if it was measured."""
+    return kept.find(_name(vllm_config))
+
+
+def keep(vllm_config: Any, cost: StepCost) -> None:
+    """Keep a curve for the next start."""
+    kept.keep(_name(vllm_config), cost)
+
+
+def measure(runner: Any) -> None:
+    """Measure steps of a runner and keep the curve; a single worker that finds one kept leaves it at that.
+
+    Ranks that work together all measure: they must agree on what they run.
+    """
+    config = runner.vllm_config
+    if config.speculative_config is None or not settings_of(config).adaptive:
+        return
+    if config.parallel_config.world_size == 1 and find(config) is not None:
+        return
+    began = time.perf_counter()
+    most = min(config.scheduler_config.max_num_seqs * (1 + DEEP), runner.max_num_tokens, WIDEST)
+    keep(config, StepCost.measured(lambda rows: _seconds(runner, rows), most))
+    logger.info("measured what steps cost in %.1f s", time.perf_counter() - began)
+
+
+@torch.inference_mode()
+def _seconds(runner: Any, rows: int) -> float:
+    """The seconds of a step of so many rows, each of which says a token."""
+    _wait()
+    began = time.perf_counter()
+    hidden, _ = runner._dummy_run(rows, skip_eplb=True)
+    logits = runner.model.compute_logits(hidden[:rows])
+    if logits is not None:
+        logits.argmax(dim=-1)
+    _wait()
+    return time.perf_counter() - began
+
+
+def _wait() -> None:
+    """Until the device has done what it was told."""
+    if current_platform.is_cuda_alike():
+        torch.cuda.synchronize()
+
+
+def _name(vllm_config: Any) -> str:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return kept.name_of(
+        engine="vllm",
+        model=model.model,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        eager=model.enforce_eager,
+        ranks=(parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
+        seqs=vllm_config.scheduler_config.max_num_seqs,
+        device=current_platform.get_device_name(),
+    )

@@ -1,0 +1,215 @@
+"""How far to guess: against a search over every choice there is, and over time."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.control.budget import MARGIN
+from forerun.control.controller import PLAIN_EVERY, Controller, Step
+from forerun.control.cost import StepCost
+from forerun.control.guesses import Guesses
+from forerun.control.honesty import SHARE
+from forerun.errors import InvalidDraft
+from forerun.types import BoolArray, Draft, Proposal
+
+FLAT = (1.0, 1.0)
+STEEP = (1.0, 2.0)
+
+
+def guessed(*survival: float) -> Draft:
+    evidence = np.array(survival, dtype=np.float32)[:, None]
+    return Draft.chain([1] * len(survival), source="suffix", evidence=evidence)
+
+
+def opened(controller: Controller, drafts: list[Draft], rows: int | None = None) -> tuple[Step, Guesses]:
+    """A step of new requests, one for every draft."""
+    names = [str(number) for number in range(len(drafts))]
+    for name in names:
+        controller.admit(name, greedy=True)
+    step = controller.open(names, len(drafts) if rows is None else rows)
+    return step, Guesses.of(drafts, partial(controller.kind, step))
+
+
+def sizes(guesses: Guesses, kept: BoolArray) -> list[int]:
+    return [int((guesses.owners[kept] == owner).sum()) for owner in range(guesses.owners.max(initial=0) + 1)]
+
+
+def decide(costs: tuple[float, ...], *drafts: Draft) -> list[int]:
+    controller = Controller(StepCost(range(1, len(costs) + 1), costs))
+    step, guesses = opened(controller, list(drafts))
+    return sizes(guesses, controller.choose(step, guesses))
+
+
+def test_free_guesses_are_all_made_and_dear_ones_are_not() -> None:
+    assert decide(FLAT, guessed(0.9, 0.3, 0.01)) == [3]
+    assert decide(STEEP, guessed(0.9, 0.3, 0.01)) == [0]
+    controller = Controller(StepCost((1, 2), STEEP))
+    step, guesses = opened(controller, [])
+    assert len(controller.choose(step, guesses)) == 0
+
+
+def test_the_likeliest_guesses_of_the_batch_come_first() -> None:
+    assert decide((1.0, 1.0, 1.0, 9.0), guessed(0.5, 0.2), guessed(0.9, 0.8)) == [0, 1]
+
+
+def test_drawn_guesses_stay_whatever_they_cost() -> None:
+    q = Proposal(torch.full((4,), 0.25))
+    drawn = Draft.chain([1, 2], q=[q, q], source="model")
+    assert decide(STEEP, drawn, guessed(0.5)) == [2, 0]
+    with pytest.raises(InvalidDraft, match="draw fewer"):
+        drawn.first(1)
+
+
+def test_a_request_that_is_not_adaptive_gets_every_guess() -> None:
+    controller = Controller(StepCost((1, 2), STEEP))
+    controller.admit("a", greedy=True, adaptive=False)
+    step = controller.open(["a"], 1)
+    guesses = Guesses.of([guessed(0.5, 0.01)], partial(controller.kind, step))
+    assert controller.choose(step, guesses).all()
+    assert controller.allot(step, "model", np.array([7])).tolist() == [7]
+
+
+SURVIVALS = st.lists(st.floats(0.01, 0.99), max_size=4).map(lambda each: sorted(each, reverse=True))
+
+
+@given(
+    drafts=st.lists(SURVIVALS, min_size=1, max_size=3),
+    steps=st.lists(st.floats(0.0, 0.5), min_size=3, max_size=20),
+)
+def test_no_other_choice_is_worth_more(drafts: list[list[float]], steps: list[float]) -> None:
+    """By what a second is worth: at first, what plain decoding makes of it."""
+    cost = StepCost(range(1, len(steps) + 2), np.cumsum([1.0, *steps]).tolist())
+    controller = Controller(cost)
+    step, guesses = opened(controller, [guessed(*each) for each in drafts])
+    survivals = controller.estimate(step, guesses)
+    of_each = [survivals[guesses.owners == owner] for owner in range(len(drafts))]
+    rate = len(drafts) / cost.at(len(drafts))
+
+    def worth(lengths: tuple[int, ...]) -> float:
+        tokens = sum(each[:num].sum() for each, num in zip(of_each, lengths, strict=True))
+        return float(tokens - rate * (cost.at(len(drafts) + sum(lengths)) - cost.at(len(drafts))))
+
+    chosen = np.bincount(guesses.owners[controller.choose(step, guesses)], minlength=len(drafts)).tolist()
+    best = max(worth(lengths) for lengths in product(*(range(len(each) + 1) for each in drafts)))
+    if best > MARGIN * len(drafts):
+        assert worth(tuple(chosen)) == pytest.approx(best, abs=1e-6)
+    else:
+        assert worth(tuple(chosen)) >= -1e-6
+
+
+def test_a_poor_step_is_over_sooner_where_others_are_good() -> None:
+    controller = Controller(StepCost((1, 2), (1.0, 1.02)))
+    before: list[int] = []
+    after: list[int] = []
+    for lengths in (before, after):
+        step, guesses = opened(controller, [guessed(*(0.3**depth for depth in range(1, 9)))])
+        lengths.append(int(controller.choose(step, guesses).sum()))
+        controller.forget("0")
+        run(controller, 0.97, 300, row_cost=0.02, length=16)
+    assert after[0] < before[0], "a second is worth more now"
+
+
+def test_a_tree_keeps_whatever_its_guesses_follow() -> None:
+    tree = Draft(
+        np.array([1, 2, 3, 4]),
+        np.array([-1, -1, 1, 0]),
+        np.zeros(4, dtype=bool),
+        source=("suffix",) * 4,
+        evidence=np.array([[0.5], [0.45], [0.4], [0.05]], dtype=np.float32),
+    )
+    controller = Controller(StepCost((1, 4, 5), (1.0, 1.0, 9.0)))
+    step, guesses = opened(controller, [tree])
+    kept = controller.choose(step, guesses)
+    assert kept.tolist() == [True, True, True, False]
+    controller = Controller(StepCost((1, 3, 4), (1.0, 1.0, 9.0)))
+    step, guesses = opened(controller, [tree])
+    part = tree.some(controller.choose(step, guesses))
+    assert (part.tokens.tolist(), part.parents.tolist()) == ([1, 2], [-1, -1])
+
+
+def run(controller: Controller, truth: float, num_steps: int, *, row_cost: float, length: int = 4) -> float:
+    """Steps of one request whose guesses stand with some chance; returns tokens over those of plain decoding
+    in the same time.
+    """
+    rng = np.random.default_rng(3)
+    if "a" not in controller._classes:
+        controller.admit("a", greedy=True)
+    tokens = seconds = 0.0
+    for _ in range(num_steps):
+        step = controller.open(["a"], 1)
+        guesses = Guesses.of(
+            [guessed(*(0.7**depth for depth in range(1, length + 1)))], partial(controller.kind, step)
+        )
+        num = int(controller.choose(step, guesses).sum())
+        stood = np.cumprod(rng.random(num) < truth).astype(bool)
+        took = 1.0 + row_cost * num
+        controller.close(step, stood, took)
+        tokens += 1 + int(stood.sum())
+        seconds += took
+    return tokens / seconds
+
+
+def test_hopeless_guesses_are_given_up_and_finding_out_costs_what_it_may() -> None:
+    controller = Controller(StepCost((1, 2), (1.0, 1.5)))
+    run(controller, 0.0, 50, row_cost=0.5)
+    assert run(controller, 0.0, 2000, row_cost=0.5) >= 1 - 1.5 * SHARE
+    assert 0 < controller.purse.spent <= SHARE * controller.purse.total
+
+
+def test_what_was_given_up_is_found_again() -> None:
+    controller = Controller(StepCost((1, 2), (1.0, 1.2)))
+    run(controller, 0.0, 500, row_cost=0.2)
+    run(controller, 0.95, 500, row_cost=0.2)
+    assert run(controller, 0.95, 100, row_cost=0.2) > 1.8
+
+
+def test_a_wrong_curve_is_found_out_by_plain_steps() -> None:
+    controller = Controller(StepCost((1, 2), (1.0, 1.01)))  # says that guesses are nearly free
+    run(controller, 0.3, 3000, row_cost=0.6)
+    assert run(controller, 0.3, 1000, row_cost=0.6) > 0.98
+
+
+def test_plain_steps_are_measured_now_and_then() -> None:
+    controller = Controller(StepCost((1, 2), (1.0, 1.01)))
+    controller.admit("a", greedy=True)
+    plain = 0
+    for _ in range(20 * PLAIN_EVERY):
+        step = controller.open(["a"], 1)
+        guesses = Guesses.of([guessed(0.9, 0.8)], partial(controller.kind, step))
+        kept = controller.choose(step, guesses)
+        plain += step.plain
+        assert not (step.plain and kept.any())
+        controller.close(step, kept[kept], 1.02)
+    assert 5 <= plain <= 20
+
+
+def test_a_class_of_requests_that_loses_stands_down_and_others_go_on() -> None:
+    controller = Controller(StepCost((1, 2), (1.0, 1.01)))
+    controller.admit("greedy", greedy=True)
+    controller.admit("sampled", greedy=False)
+    controller.accounts[False].book(0.0, 10.0, 100.0)
+    step = controller.open(["greedy", "sampled"], 2)
+    guesses = Guesses.of([guessed(0.9), guessed(0.9)], partial(controller.kind, step))
+    assert controller.choose(step, guesses).tolist() == [True, False]
+    assert controller.allot(step, "model", np.array([4, 4])).tolist()[1] == 0
+
+
+def test_a_draft_model_goes_as_far_as_its_passes_pay() -> None:
+    near, far = (Controller(StepCost((1, 2), (1.0, 1.01))) for _ in range(2))
+    for controller, seconds in ((near, 0.5), (far, 0.01)):
+        controller.admit("a", greedy=False)
+        for _ in range(PLAIN_EVERY - 10):
+            step = controller.open(["a"], 1)
+            controller.drafted(step, "model", 1, seconds)
+            controller.close(step, np.zeros(0, dtype=bool), 1.0 + seconds)
+    depths = [int(each.allot(each.open(["a"], 1), "model", np.array([16]))[0]) for each in (near, far)]
+    assert depths[0] < depths[1]
+    assert depths[1] >= 8
+    assert far.allot(far.open(["a"], 1), "model", np.array([0])).tolist() == [0]
