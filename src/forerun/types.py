@@ -195,19 +195,29 @@ class Draft:
         return max(depths, default=0)
 
     def first(self, num: int) -> Draft:
-        """The draft of the first so many nodes, which is one since parents come first."""
-        return self if num >= len(self) else self.some(np.arange(len(self)) < num)
-
-    def some(self, kept: BoolArray) -> Draft:
-        """The draft of the nodes that are kept, which all they follow must be.
+        """The draft of the first so many nodes, which is one since parents come first.
 
         Raises for nodes that were drawn: to drop one of them after the draw, for whatever it is, changes what
         is said. How many to draw is decided before.
         """
-        if kept.all():
+        if num >= len(self):
             return self
-        if (self.sampled & ~kept).any():
-            raise InvalidDraft("a guess that was drawn cannot be dropped: draw fewer instead")
+        self._demand_kept(self.sampled[num:])
+        return Draft(
+            tokens=self.tokens[:num],
+            parents=self.parents[:num],
+            sampled=self.sampled[:num],
+            q=self.q,
+            source=self.source[:num],
+            evidence=None if self.evidence is None else self.evidence[:num],
+        )
+
+    def some(self, kept: BoolArray) -> Draft:
+        """The draft of the nodes that are kept, which all they follow must be. Raises as `first` does."""
+        num = int(np.count_nonzero(kept))
+        if kept[:num].all():
+            return self.first(num)
+        self._demand_kept(self.sampled[~kept])
         places = np.cumsum(kept) - 1
         parents = self.parents[kept]
         return Draft(
@@ -218,6 +228,11 @@ class Draft:
             source=tuple(compress(self.source, kept)),
             evidence=None if self.evidence is None else self.evidence[kept],
         )
+
+    def _demand_kept(self, dropped: BoolArray) -> None:
+        """Raise if any node that is dropped was drawn."""
+        if dropped.any():
+            raise InvalidDraft("a guess that was drawn cannot be dropped: draw fewer instead")
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root to this one, itself included."""

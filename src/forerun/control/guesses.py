@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.drafters.tree import SURVIVAL
 from forerun.types import ROOT, BoolArray, Draft, FloatArray, IntArray
@@ -43,18 +44,15 @@ class Guesses:
     def of(cls, drafts: Sequence[Draft], kind: Callable[[str, int], int]) -> Guesses:
         """The guesses of drafts, one after the other; `kind` numbers them by source and owner."""
         sizes = [len(draft) for draft in drafts]
-        begins = np.cumsum([0, *sizes])[:-1]
-        parents = [
-            np.where(draft.parents == ROOT, -1, draft.parents + begin)
-            for draft, begin in zip(drafts, begins, strict=True)
-        ]
+        begins = np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
+        nothing = cls.none()
+        parents = np.concatenate([nothing.parents, *(draft.parents for draft in drafts)])
         kinds = [
             kinds_of(draft.source or ("",) * len(draft), owner, kind) for owner, draft in enumerate(drafts)
         ]
-        nothing = cls.none()
         return cls(
-            np.concatenate([nothing.stated, *(stated(draft) for draft in drafts)]),
-            np.concatenate([nothing.parents, *parents]),
+            np.concatenate([nothing.stated, *map(stated, drafts)]),
+            np.where(parents == ROOT, -1, parents + begins),
             np.concatenate([nothing.kinds, *kinds]),
             np.repeat(np.arange(len(drafts)), sizes),
             np.concatenate([nothing.fixed, *(draft.sampled for draft in drafts)]),
@@ -79,10 +77,10 @@ class Guesses:
         return begins[places]
 
 
-def stated(draft: Draft) -> FloatArray:
+def stated(draft: Draft) -> npt.NDArray[np.floating[Any]]:
     """The survival of every guess as its drafter sees it, or as it is assumed where nothing is said."""
     if draft.evidence is not None:
-        return draft.evidence[:, SURVIVAL].astype(np.float64)
+        return draft.evidence[:, SURVIVAL]
     if draft.is_chain:
         return np.cumprod(np.full(len(draft), ASSUMED))
     return np.array([ASSUMED ** len(draft.path(node)) for node in range(len(draft))], dtype=np.float64)
@@ -90,5 +88,7 @@ def stated(draft: Draft) -> FloatArray:
 
 def kinds_of(sources: Sequence[str], owner: int, kind: Callable[[str, int], int]) -> IntArray:
     """The kinds of guesses of these drafters."""
+    if sources and sources.count(sources[0]) == len(sources):  # nearly always, and quick
+        return np.full(len(sources), kind(sources[0], owner))
     runs = [(kind(source, owner), len(list(run))) for source, run in groupby(sources)]
     return np.repeat([number for number, _ in runs], [size for _, size in runs]).astype(np.int64)

@@ -116,7 +116,9 @@ class Guesser:
                 [min(asks[place].room, self.most_guesses) for place in mine],
             )
             for place, draft in zip(mine, drafts, strict=True):
-                offers[place] = Offer(draft.tokens.tolist(), [name] * len(draft), stated(draft), draft)
+                offers[place] = Offer(
+                    draft.tokens.tolist(), [name] * len(draft), stated(draft).astype(np.float64), draft
+                )
                 self._known[asks[place].name].add(name)
         return offers
 
