@@ -150,13 +150,15 @@ class Guesser:
         )
 
     def hear(self, name: str, offer: Offer, said: Sequence[int], num_checked: int | None = None) -> None:
-        """A request said these tokens; of its offer so many were checked, or all."""
-        if not len(said):
+        """A request said these tokens; of its offer so many were checked, or all. What one says that was given
+        up in the meantime is nobody's.
+        """
+        if not len(said) or name not in self._known:
             return
         sources = offer.sources[:num_checked]
         offer.num_checked, offer.num_stood = len(sources), min(len(said) - 1, len(sources))
         self.tally.step(sources, len(said))
-        if len(offer.draft) and sources and sources[0] in self._known.get(name, ()):
+        if len(offer.draft) and sources and sources[0] in self._known[name]:
             draft = offer.draft.first(sum(1 for _ in takewhile(sources[0].__eq__, sources)))
             num_kept = min(len(said) - 1, len(draft))
             self.drafters[sources[0]].learn(name, draft, Verdict(tuple(range(num_kept)), said[-1]))
