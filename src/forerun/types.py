@@ -220,11 +220,17 @@ class Draft:
         self._demand_kept(self.sampled[~kept])
         places = np.cumsum(kept) - 1
         parents = self.parents[kept]
+        if not kept[parents[parents != ROOT]].all():
+            raise InvalidDraft("a guess cannot be kept without the one it follows")
         return Draft(
             tokens=self.tokens[kept],
             parents=np.where(parents == ROOT, ROOT, places[parents]),
             sampled=self.sampled[kept],
-            q={ROOT if parent == ROOT else int(places[parent]): q for parent, q in self.q.items()},
+            q={
+                ROOT if parent == ROOT else int(places[parent]): q
+                for parent, q in self.q.items()
+                if parent == ROOT or kept[parent]
+            },
             source=tuple(compress(self.source, kept)),
             evidence=None if self.evidence is None else self.evidence[kept],
         )

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from forerun.control.budget import how_far, how_many
-from forerun.control.cost import StepCost, read
+from forerun.control.cost import StepCost, read, read_one
 from forerun.control.guesses import ASSUMED, Guesses
 from forerun.control.honesty import Account, Purse
 from forerun.control.survival import Survival
@@ -139,36 +139,51 @@ class Controller:
     def allot(self, step: Step, source: str, rooms: IntArray) -> IntArray:
         """How many guesses somebody who takes time for each depth is to make for everybody in a step."""
         unasked = np.where(step.adaptive, 0, rooms)
-        rooms = np.where(step.adaptive & ~self._stands_down(step.greedy), rooms, 0)
-        if step.plain or not rooms.any():
+        asking = np.where(step.adaptive, rooms, 0)
+        if step.plain or not asking.any():
             return unasked
+        down = self._stands_down(step.greedy)
+        rooms = np.where(down, 0, asking)
         kinds = np.array([self.survival.kind(source, greedy=greedy) for greedy in (False, True)])
         root = np.full(len(rooms), -1)
         chances = self.survival.estimate(
             np.full(len(rooms), ASSUMED), root, kinds[step.greedy.astype(np.int64)], step.places
         )
-        seconds = self.cost.seconds(step.context, sampled=step.sampled)
-        now = read(self.cost.rows, seconds, np.array([step.rows, step.rows + np.count_nonzero(rooms)], float))
-        a_pass = self._pass_share.get(source, FIRST_PASS) * now[0]
-        rate = self._gain.value * len(rooms) / now[0]
-        budgets = how_far(chances, rooms, step.rows, (self.cost.rows, seconds), rate, a_pass)
+        curve, rate = self._worth(step)
+        probe = float(step.rows + np.count_nonzero(asking))
+        now, wider = read(*curve, np.array([step.rows, probe], dtype=np.float64)).tolist()
+        a_pass = self._pass_share.get(source, FIRST_PASS) * now
+        budgets = how_far(chances, rooms, step.rows, curve, rate, a_pass)
         if budgets.any():
             return unasked + budgets
-        loss = a_pass + now[1] - now[0] - chances[rooms > 0].sum() * now[0] / len(rooms)
-        return unasked + (np.minimum(rooms, 1) if self.purse.pay(loss) else 0)
+        loss = a_pass + wider - now - float(chances[rooms > 0].sum()) / rate
+        return unasked + (np.minimum(asking, 1) if self.purse.pay(loss) else 0)
+
+    def went(self, step: Step, source: str, lengths: IntArray, stood: IntArray) -> None:
+        """Of so many guesses in a row that somebody made for each request, so many stood: `allot` learns."""
+        depth = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        kinds = [self.kind(step, source, owner) for owner in range(len(lengths))]
+        self.survival.learn(
+            np.power(ASSUMED, depth + 1.0),
+            np.where(depth == 0, -1, np.arange(len(depth)) - 1),
+            np.repeat(np.array(kinds, dtype=np.int64), lengths),
+            step.places[owners],
+            depth < stood[owners],
+        )
 
     def drafted(self, step: Step, source: str, num_passes: int, seconds: float) -> None:
         """Somebody took so long for so many depths."""
         step.draft_seconds += seconds
         if num_passes:
             share = seconds / num_passes / self.cost.at(step.rows, step.context, sampled=step.sampled)
-            known = self._pass_share.get(source, share)
+            known = self._pass_share.get(source, FIRST_PASS)
             self._pass_share[source] = known + LATELY * (min(share, 2 * known) - known)
 
     def choose(self, step: Step, guesses: Guesses) -> BoolArray:
         """Which of the guesses are made: as many as tokens per second grow with, and a few to find out."""
         unasked = ~step.adaptive[guesses.owners]
-        kept = unasked | (guesses.fixed & (not step.plain))
+        kept = guesses.with_ancestors(unasked | (guesses.fixed & (not step.plain)))
         if len(guesses):
             survivals = self.estimate(step, guesses)
             if not (step.plain or unasked.all()):
@@ -193,14 +208,15 @@ class Controller:
         if checked is not None:
             step.guesses, stood = step.guesses.some(checked), stood[checked]
         rates = self._account(step, stood, seconds)
-        if step.num_rows <= 2 * self.cost.rows[-1]:
+        if 0 < step.num_rows <= 2 * self.cost.rows[-1]:
             self.cost.took(step.num_rows, seconds - step.draft_seconds, step.context, sampled=step.sampled)
         if len(stood):
             guesses = step.guesses
             self.survival.learn(
                 guesses.stated, guesses.parents, guesses.kinds, step.places[guesses.owners], stood
             )
-        self._look_after_plain(step)
+        if len(step.places):
+            self._look_after_plain(step)
         return rates
 
     def estimate(self, step: Step, guesses: Guesses) -> FloatArray:
@@ -213,18 +229,25 @@ class Controller:
         """Whose class of requests loses by guessing."""
         return np.where(greedy, self.accounts[True].loses, self.accounts[False].loses)
 
+    def _worth(self, step: Step) -> tuple[tuple[FloatArray, FloatArray], float]:
+        """The curve of a step's passes, and what a second is worth in tokens: plain decoding of these
+        requests alone, without prompts that others read, times the gain of late.
+        """
+        seconds = self.cost.seconds(step.context, sampled=step.sampled)
+        plain = read_one(self.cost.rows, seconds, float(len(step.places)))
+        return (self.cost.rows, seconds), self._gain.value * len(step.places) / plain
+
     def _take(self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray) -> None:
         """Keep the likeliest guesses, whoever's they are, as many as pay."""
         free = np.flatnonzero(~kept & ~self._stands_down(step.greedy)[guesses.owners])
         order = free[np.argsort(-survivals[free])]
-        seconds = self.cost.seconds(step.context, sampled=step.sampled)
-        plain = read(self.cost.rows, seconds, np.array([step.rows], dtype=np.float64))[0]
+        curve, rate = self._worth(step)
         num, _ = how_many(
             survivals[order],
             step.tokens + float(survivals[kept].sum()),
             step.rows + int(kept.sum()),
-            (self.cost.rows, seconds),
-            self._gain.value * len(step.places) / plain,
+            curve,
+            rate,
             0.0,
         )
         kept[order[:num]] = True
@@ -238,41 +261,41 @@ class Controller:
             return
         firsts = firsts[np.argsort(self._guessed[step.places[guesses.owners[firsts]]], kind="stable")]
         rows = step.rows + int(kept.sum())
-        seconds = read(
-            self.cost.rows,
-            self.cost.seconds(step.context, sampled=step.sampled),
-            np.arange(rows, rows + len(firsts) + 1, dtype=np.float64),
-        )
-        a_token = seconds[0] / (step.tokens + float(survivals[kept].sum()))
+        curve, rate = self._worth(step)
+        seconds = read(*curve, np.arange(rows, rows + len(firsts) + 1, dtype=np.float64))
         hopes = np.where(self._stands_down(step.greedy)[guesses.owners[firsts]], 0.0, survivals[firsts])
-        losses = seconds[1:] - seconds[0] - np.cumsum(hopes) * a_token
+        losses = seconds[1:] - seconds[0] - np.cumsum(hopes) / rate
         num = int(np.searchsorted(np.maximum.accumulate(losses), self.purse.seconds, side="right"))
         if num and self.purse.pay(float(losses[num - 1])):
             kept[firsts[:num]] = True
 
     def _account(self, step: Step, stood: BoolArray, seconds: float) -> Rates:
-        """Book what guesses brought and what they took."""
+        """Book what guesses brought and what they took, those that nobody asked us about left out."""
+        num = len(step.places)
+        if not num:  # prompts alone, or nothing at all
+            return Rates(0.0, 0.0, 0.0)
         plain = self.cost.at(step.rows, step.context, sampled=step.sampled)
+        a_token = self.cost.at(num, step.context, sampled=step.sampled) / num
         expected = self.cost.at(step.num_rows, step.context, sampled=step.sampled) + step.draft_seconds
         believed = min(max(seconds, (1 - BELIEVED) * expected), (1 + BELIEVED) * expected)
-        num = max(len(step.places), 1)
         owners = step.guesses.owners
         for greedy, account in self.accounts.items():
-            mine = step.greedy[owners] == greedy
+            mine = (step.greedy[owners] == greedy) & step.adaptive[owners]
             if mine.any():
                 account.book(
-                    float(stood[mine].sum()) * plain / num,
+                    float(stood[mine].sum()) * a_token,
                     (believed - plain) * float(mine.mean()),
                     plain * float((step.greedy == greedy).mean()),
                 )
         self.purse.earn(seconds)
-        rates = Rates(step.tokens / expected, (num + int(stood.sum())) / seconds, num / plain)
-        self._gain.add((num + int(stood.sum())) / num, believed / plain)
-        return rates
+        if step.adaptive.all():
+            self._gain.add((num + int(stood.sum())) / num, believed / plain)
+        return Rates(step.tokens / expected, (num + int(stood.sum())) / seconds, num / plain)
 
     def _look_after_plain(self, step: Step) -> None:
         """See to it that plain steps are measured now and then."""
-        self._since_plain = self._since_plain + 1 if len(step.guesses) or step.draft_seconds else 0
+        guessed = len(step.guesses) > 0 or step.draft_seconds > 0
+        self._since_plain = self._since_plain + 1 if guessed and not step.plain else 0
         self._plain_next = False
         if self._since_plain >= PLAIN_EVERY:
             plain = self.cost.at(step.rows, step.context, sampled=step.sampled)

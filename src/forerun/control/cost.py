@@ -53,18 +53,19 @@ class StepCost:
         self._mood, self._mood_doubt = 0.0, MOOD_DOUBT
 
     @classmethod
-    def measured(cls, seconds: Callable[[int], float], most: int) -> StepCost:
+    def measured(cls, seconds: Callable[[int], float], most: int, *, by_clock: bool = True) -> StepCost:
         """The curve of a step that says how long it took with so many rows, up to `most`.
 
         The fastest of a few turns counts, since what a busy machine adds is not the step's. Between powers of
-        two the curve is a line, and behind the last it goes on as it ended.
+        two the curve is a line, and behind the last it goes on as it ended. If not `by_clock`, slow steps are
+        measured as often as others: ranks that work together must agree on what they run.
         """
         rows = [1, 2]
         seconds(1)  # whatever is made at first use
-        while 2 * rows[-1] <= most and seconds(rows[-1]) < TOO_SLOW:
+        while 2 * rows[-1] <= most and (seconds(rows[-1]) < TOO_SLOW or not by_clock):
             rows.append(2 * rows[-1])
         turns: list[list[float]] = []
-        while len(turns) < REPEATS and np.sum(turns) < ENOUGH:
+        while len(turns) < REPEATS and (np.sum(turns) < ENOUGH or not by_clock):
             turns.append([seconds(num) for num in rows])
         return cls(rows, np.min(turns, axis=0).tolist())
 
@@ -119,17 +120,20 @@ class StepCost:
         if math.isinf(self._mood_doubt):
             self._mood, self._mood_doubt = surprise, MOOD_DOUBT
             return
-        surprise = min(max(surprise, -SURPRISE), SURPRISE)
         band, parts = self._band(context, sampled), self._parts(rows)
         self._mood_doubt += MOOD_MOVES
         for each in self._bands.values():
             each.doubt += CURVE_MOVES
         all_doubt = self._mood_doubt + float(parts**2 @ band.doubt) + NOISE
+        most = max(SURPRISE, 2 * math.sqrt(self._mood_doubt))
+        disturbed = abs(surprise) > most
+        surprise = min(max(surprise, -most), most)
         self._mood += self._mood_doubt / all_doubt * surprise
         self._mood_doubt *= 1 - self._mood_doubt / all_doubt
-        gain = parts * band.doubt / all_doubt
-        band.curve += gain * surprise
-        band.doubt *= 1 - gain * parts
+        if not disturbed:
+            gain = parts * band.doubt / all_doubt
+            band.curve += gain * surprise
+            band.doubt *= 1 - gain * parts
 
     def _parts(self, rows: int) -> FloatArray:
         """By how much each point of the curve says what so many rows cost."""
@@ -144,7 +148,16 @@ class StepCost:
         """The curve of a band; a new one begins as its nearest neighbour is."""
         number = int(np.searchsorted(CONTEXTS, context)) + (len(CONTEXTS) + 1) * sampled
         if number not in self._bands:
-            nearest = self._bands[min(self._bands, key=lambda known: abs(known - number))]
+            per_kind = len(CONTEXTS) + 1
+            nearest = self._bands[
+                min(
+                    self._bands,
+                    key=lambda known: (
+                        abs(known % per_kind - number % per_kind),
+                        known // per_kind != number // per_kind,
+                    ),
+                )
+            ]
             self._bands[number] = _Band(nearest.curve.copy(), np.full(len(self.rows), CURVE_DOUBT))
         return self._bands[number]
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from forerun.core.compiled import compiled
 from forerun.drafters.tree import SURVIVAL
 from forerun.types import ROOT, BoolArray, Draft, FloatArray, IntArray
 
@@ -70,11 +71,25 @@ class Guesses:
             self.fixed[kept],
         )
 
+    def with_ancestors(self, kept: BoolArray) -> BoolArray:
+        """These guesses and whatever they follow."""
+        return with_ancestors(kept, self.parents) if kept.any() else kept
+
     def firsts(self) -> IntArray:
         """The first guess of everybody who begins with one that is not fixed."""
         begins = np.flatnonzero((self.parents < 0) & ~self.fixed)
         _, places = np.unique(self.owners[begins], return_index=True)
         return begins[places]
+
+
+@compiled
+def with_ancestors(kept: BoolArray, parents: IntArray) -> BoolArray:
+    """Nodes that are kept, and all above them."""
+    out = kept.copy()
+    for node in range(len(out) - 1, -1, -1):
+        if out[node] and parents[node] >= 0:
+            out[parents[node]] = True
+    return out
 
 
 def stated(draft: Draft) -> npt.NDArray[np.floating[Any]]:

@@ -13,6 +13,9 @@ DEEPEST: Final = 2.0
 FORGET: Final = 0.99
 """What a step counts for in an account after the next one."""
 
+ENOUGH: Final = 20.0
+"""Steps that an account has to know before anybody stands down for it."""
+
 BEARABLE: Final = 0.01
 """The share of plain decoding's time that a class of requests may lose before it stands down."""
 
@@ -42,13 +45,14 @@ class Purse:
 class Account:
     """What the guesses of a class of requests brought and cost, in seconds of plain decoding."""
 
-    __slots__ = ("_brought", "_cost", "_plain")
+    __slots__ = ("_brought", "_cost", "_num", "_plain")
 
     def __init__(self) -> None:
-        self._brought = self._cost = self._plain = 0.0
+        self._brought = self._cost = self._plain = self._num = 0.0
 
     def book(self, brought: float, cost: float, plain: float) -> None:
         """Guesses saved so much time and took so much, in a step that takes `plain` without any."""
+        self._num = FORGET * self._num + 1
         self._brought = FORGET * self._brought + brought
         self._cost = FORGET * self._cost + cost
         self._plain = FORGET * self._plain + plain
@@ -56,4 +60,4 @@ class Account:
     @property
     def loses(self) -> bool:
         """Whether guesses cost more than they bring, by more than can be borne."""
-        return self._cost - self._brought > BEARABLE * self._plain
+        return self._num > ENOUGH and self._cost - self._brought > BEARABLE * self._plain

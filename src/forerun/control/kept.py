@@ -25,14 +25,14 @@ def find(name: str) -> StepCost | None:
     """The curve of this name, if there is one that can be read."""
     try:
         return StepCost.of(json.loads(_file(name).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # no home is a RuntimeError
         return None
 
 
 def keep(name: str, cost: StepCost) -> None:
     """Keep a curve, if there is a place for it: whole or not at all."""
-    file = _file(name)
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):
+        file = _file(name)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as part:
             json.dump(cost.values(), part)

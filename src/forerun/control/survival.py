@@ -31,6 +31,14 @@ BIAS_TRUST: Final = 1.0
 BIAS_FORGETS: Final = 0.05
 """The same for a request's bias, which begins at 0."""
 
+BIAS_MOVES: Final = 1.5
+LINE_MOVES: Final = 0.25
+"""No step moves a bias or a line by more: the guesses of one chain say nearly the same."""
+
+FLATTEST: Final = 0.1
+STEEPEST: Final = 3.0
+"""The slopes that a line may have: whoever is thought likelier is."""
+
 LEAST: Final = 1e-3
 """No chance is nearer to 0 or 1."""
 
@@ -178,7 +186,8 @@ def learn(
             _move_line(lines[kind], line_trust[kind], slopes[kind], curves[kind])
     for place, kind in zip(*np.nonzero(bend)):  # noqa: B905 (compiled)
         trust = (1 - BIAS_FORGETS) * bias_trust[place, kind] + BIAS_FORGETS * BIAS_TRUST + bend[place, kind]
-        bias[place, kind] += (pull[place, kind] - BIAS_FORGETS * BIAS_TRUST * bias[place, kind]) / trust
+        move = (pull[place, kind] - BIAS_FORGETS * BIAS_TRUST * bias[place, kind]) / trust
+        bias[place, kind] += min(max(move, -BIAS_MOVES), BIAS_MOVES)
         bias_trust[place, kind] = trust
 
 
@@ -193,5 +202,7 @@ def _move_line(line: FloatArray, trust: FloatArray, slope: FloatArray, curve: Fl
     first = slope[0] - LINE_FORGETS * LINE_TRUST * (line[0] - a)
     second = slope[1] - LINE_FORGETS * LINE_TRUST * (line[1] - b)
     determinant = trust[0, 0] * trust[1, 1] - trust[0, 1] * trust[1, 0]
-    line[0] += (trust[1, 1] * first - trust[0, 1] * second) / determinant
-    line[1] += (trust[0, 0] * second - trust[1, 0] * first) / determinant
+    move = (trust[1, 1] * first - trust[0, 1] * second) / determinant
+    turn = (trust[0, 0] * second - trust[1, 0] * first) / determinant
+    line[0] += min(max(move, -LINE_MOVES), LINE_MOVES)
+    line[1] = min(max(line[1] + min(max(turn, -LINE_MOVES), LINE_MOVES), FLATTEST), STEEPEST)

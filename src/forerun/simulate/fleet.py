@@ -25,6 +25,7 @@ class Outcome:
     busy: float
     finished: int
     unfinished: int
+    waiting: int
     first_token: tuple[float, float]
     between_tokens: tuple[float, float]
     """Medians and 99th percentiles, in seconds."""
@@ -78,7 +79,7 @@ def _outcome(replicas: Sequence[Replica], seconds: float) -> Outcome:
     tallies = [replica.tally for replica in replicas]
     tokens = sum(tally.tokens for tally in tallies)
     decoding = max(sum(tally.decoding for tally in tallies), 1)
-    said = tokens - sum(len(tally.to_first) for tally in tallies)
+    said = sum(tally.said for tally in tallies)
     return Outcome(
         seconds,
         tokens / seconds,
@@ -87,6 +88,7 @@ def _outcome(replicas: Sequence[Replica], seconds: float) -> Outcome:
         sum(tally.busy for tally in tallies) / (seconds * len(replicas)),
         sum(len(tally.to_first) for tally in tallies),
         sum(replica.num_unfinished for replica in replicas),
+        sum(len(replica.waiting) for replica in replicas),
         _middle_and_end([each for tally in tallies for each in tally.to_first]),
         _middle_and_end([each for tally in tallies for each in tally.between]),
     )

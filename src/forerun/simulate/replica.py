@@ -56,11 +56,12 @@ class Pass:
 
 @dataclass(slots=True)
 class Tally:
-    """What came out: tokens and passes, and for requests that are done the seconds to the first token and
-    between two.
+    """What came out: tokens, those of them that were decoded, passes; and of requests that are done the
+    seconds to the first token and between two.
     """
 
     tokens: int = 0
+    said: int = 0
     passes: int = 0
     decoding: int = 0
     guesses: int = 0
@@ -144,6 +145,7 @@ class Replica:
             stay.left -= said
             stay.context += said
             self.tally.tokens += said
+            self.tally.said += said
             self.last.said += said
             if stay.other >= 0 and self.random.random() < said / stay.stretch[0]:
                 stay.chance, stay.other, stay.stretch = stay.other, stay.chance, stay.stretch[::-1]

@@ -23,6 +23,9 @@ from forerun.types import FloatArray
 
 PLAIN, FIXED, OURS = "plain", "fixed", "forerun"
 
+QUEUE: Final = 4
+"""Requests that may wait for a place in a machine that keeps up."""
+
 DOUBLINGS: Final = 12
 """Halvings of the interval in which the load that a machine bears is searched."""
 
@@ -206,6 +209,5 @@ def _bears(scenario: Scenario, who: str, rate: float) -> bool:
         }
     )
     outcome = simulate(alone, who)
-    arrived = rate * outcome.seconds
-    waiting = outcome.unfinished > 0.5 * arrived
-    return outcome.finished > 0 and not waiting and outcome.between_tokens[1] <= (scenario.token_seconds or 0)
+    kept_up = outcome.waiting <= QUEUE
+    return outcome.finished > 0 and kept_up and outcome.between_tokens[1] <= (scenario.token_seconds or 0)

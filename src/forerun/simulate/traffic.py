@@ -130,7 +130,7 @@ class Repeats(_Part):
 
 
 class Shifting(_Part):
-    """All requests change together, every so many seconds, from one chance to the next."""
+    """Every so many seconds requests of another sort come, with the next chance."""
 
     kind: Literal["shifting"]
     chances: tuple[Share, ...]
@@ -191,7 +191,8 @@ def _recorded(file: Path, seconds: float) -> Iterator[tuple[float, int, int]]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
         rows = sorted(
-            (float(row["at"]), int(row["prompt"]), int(row["output"])) for row in map(json.loads, lines)
+            (float(row["at"]), max(int(row["prompt"]), 1), max(int(row["output"]), 1))
+            for row in map(json.loads, lines)
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(

@@ -72,11 +72,12 @@ class Engine:
 
     def _measured(self, target: Runner) -> StepCost:
         """What passes cost: as it was kept when it was last measured here, or measured now."""
-        name = kept.name_of(engine="local", model=target.description, slots=target.cache.num_slots)
+        widest = target.cache.num_slots * (1 + min(self.config.max_draft, DEEP))
+        widest = min(widest, WIDEST, target.max_length)
+        name = kept.name_of(engine="local", model=target.description, widest=widest)
         cost = kept.find(name)
         if cost is None:
-            widest = target.cache.num_slots * (1 + min(self.config.max_draft, DEEP))
-            cost = StepCost.measured(target.time, min(widest, WIDEST))
+            cost = StepCost.measured(target.time, widest)
             kept.keep(name, cost)
         return cost
 
@@ -140,7 +141,7 @@ class Engine:
         ]
         seconds = time.perf_counter() - began
         self.seconds += seconds
-        self.guesser.close(opened, drafts, verdicts, seconds)
+        self.guesser.close(opened, [each.request.id for each in deciding], drafts, verdicts, seconds)
         return updates
 
     def stream(self) -> Iterator[Update]:

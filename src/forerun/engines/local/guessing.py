@@ -54,6 +54,7 @@ class Guesser:
             for name, drafter in drafters.items()
         }
         self._parts: dict[str, dict[str, Draft]] = {}
+        self._went: defaultdict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
         self._dear = {MODEL}  # who takes time for every guess, or draws it: asked only as far as that pays
 
     def spent(self, drafter: str, seconds: float) -> None:
@@ -98,7 +99,9 @@ class Guesser:
                 self._dear.add(name)
             if name in self._dear:
                 depth = max((draft.depth for draft in drafts), default=0)
-                self.controller.drafted(step, name, depth, self.seconds[name] - before)
+                self.controller.drafted(step, ahead(name), depth, self.seconds[name] - before)
+        if any(draft.sampled.any() for part in parts for draft in part.values()):
+            step.plain = False  # somebody drew for the first time: what was drawn is checked
         self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}
         trees = [
             merge(list(part.values())).first(max(room, 0)) for part, room in zip(parts, rooms, strict=True)
@@ -107,7 +110,7 @@ class Guesser:
 
     def _allotted(self, step: Step, name: str, sequences: Many[Sequence], rooms: Many[int]) -> list[int]:
         """How many guesses a dear drafter is to make: as deep as that pays, as wide as its trees are."""
-        depths = self.controller.allot(step, name, np.array(rooms, dtype=np.int64))
+        depths = self.controller.allot(step, ahead(name), np.array(rooms, dtype=np.int64))
         wide = getattr(self.drafters[name].drafter, "branches", 1)
         return [
             min(depth * (wide if each.request.sampling.greedy else 1), room)
@@ -136,12 +139,20 @@ class Guesser:
         """What became of a request's tree."""
         said = verdict.tokens(draft)
         for name, part in self._parts.pop(sequence.request.id, {}).items():
-            self.drafters[name].learn(sequence.request.id, part, retrace(part, said))
+            own = retrace(part, said)
+            self.drafters[name].learn(sequence.request.id, part, own)
+            if name in self._dear:
+                self._went[name][sequence.request.id] = (part.depth, len(own.accepted))
 
     def close(
-        self, step: Step, drafts: Many[Draft], verdicts: Many[Verdict | ForerunError], seconds: float
+        self,
+        step: Step,
+        names: Many[str],
+        drafts: Many[Draft],
+        verdicts: Many[Verdict | ForerunError],
+        seconds: float,
     ) -> None:
-        """A step is over, and took so long."""
+        """A step of these requests is over, and took so long."""
         stood, checked = [], []
         for draft, verdict in zip(drafts, verdicts, strict=True):
             mine = np.zeros(len(draft), dtype=bool)
@@ -149,6 +160,11 @@ class Guesser:
                 mine[list(verdict.accepted)] = True
             stood.append(mine)
             checked.append(np.full(len(draft), isinstance(verdict, Verdict)))
+        for name, outcomes in self._went.items():
+            found = [outcomes.get(each, (0, 0)) for each in names]
+            lengths, kept = np.array(found, dtype=np.int64).reshape(-1, 2).T
+            self.controller.went(step, ahead(name), lengths, kept)
+        self._went.clear()
         nothing = np.zeros(0, dtype=bool)
         self.controller.close(
             step, np.concatenate([nothing, *stood]), seconds, np.concatenate([nothing, *checked])
@@ -160,6 +176,11 @@ class Guesser:
         self.controller.forget(view.id)
         for watched in self.drafters.values():
             watched.forget(view.id, view)
+
+
+def ahead(name: str) -> str:
+    """The kind of guess that is asked about before it is made."""
+    return f"{name}, ahead"
 
 
 def _estimated(draft: Draft) -> Draft:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,12 @@ from forerun.errors import ConfigurationError
 from forerun.types import RequestView
 
 Tokens = npt.NDArray[np.int32]
+
+
+PAUSE: Final = 10.0
+"""After so many seconds a step was not what was waited for. Nor is it known how long one took in which others
+came or went: they have prompts to read.
+"""
 
 
 class Nobody:
@@ -85,23 +91,22 @@ class Drafter:
             Ask(RequestView(seat.name, text), self.guesser.most_guesses)
             for seat, text in zip(seats, texts, strict=True)
         ]
-        self._step = self.guesser.open(asks, rows=len(asks), context=int(lengths.sum()))
+        step = self.guesser.open(asks, rows=len(asks), context=sum(map(len, texts)))
         found = self.guesser.look_up(asks)
-        self.guesser.settle(self._step, found)
+        self.guesser.settle(step, found)
+        self._step, self._began = step, time.perf_counter()
         self._offers = {ask.name: offer for ask, offer in zip(asks, found, strict=True)}
-        self._began = time.perf_counter()
         guesses = {row: offer.tokens for row, offer in zip(speaking, found, strict=True)}
         return [guesses.get(row, []) for row in range(len(sampled_token_ids))]
 
     def _close(self, said: dict[str, list[int]]) -> None:
         """The step that the last guesses were for is over, and these tokens were said in it."""
-        if self._step is None:
-            return
+        step, self._step = self._step, None
         seconds = time.perf_counter() - self._began
         for name in said.keys() & self._offers.keys():
             self.guesser.hear(name, self._offers[name], said[name])
-        self.guesser.close(self._step, list(self._offers.values()), seconds)
-        self._step = None
+        if step is not None and said.keys() == self._offers.keys() and seconds < PAUSE:
+            self.guesser.close(step, list(self._offers.values()), seconds)
 
 
 class Seat:

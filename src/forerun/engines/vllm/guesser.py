@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -115,7 +115,10 @@ class Guesser:
                 [asks[place].view for place in mine],
                 [min(asks[place].room, self.most_guesses) for place in mine],
             )
-            for place, draft in zip(mine, drafts, strict=True):
+            for place, found in zip(mine, drafts, strict=True):
+                draft = replace(
+                    found, sampled=np.zeros(len(found), dtype=bool), q={}
+                )  # it is followed anyway
                 offers[place] = Offer(
                     draft.tokens.tolist(), [name] * len(draft), stated(draft).astype(np.float64), draft
                 )
@@ -150,8 +153,8 @@ class Guesser:
         )
 
     def hear(self, name: str, offer: Offer, said: Sequence[int], num_checked: int | None = None) -> None:
-        """A request said these tokens; of its offer so many were checked, or all. What one says that was given
-        up in the meantime is nobody's.
+        """A request said these tokens; of its offer so many were checked, or all. What is said by one that
+        was given up in the meantime is nobody's.
         """
         if not len(said) or name not in self._known:
             return

@@ -7,6 +7,8 @@ start. Where they do not share a disk the scheduler begins with a typical curve 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -40,12 +42,29 @@ def measure(runner: Any) -> None:
     config = runner.vllm_config
     if config.speculative_config is None or not settings_of(config).adaptive:
         return
-    if config.parallel_config.world_size == 1 and find(config) is not None:
+    alone = config.parallel_config.world_size_across_dp == 1
+    if alone and find(config) is not None:
         return
     began = time.perf_counter()
     most = min(config.scheduler_config.max_num_seqs * (1 + DEEP), runner.max_num_tokens, WIDEST)
-    keep(config, StepCost.measured(lambda rows: _seconds(runner, rows), most))
+    with _without_draft(runner):
+        cost = StepCost.measured(lambda rows: _seconds(runner, rows), most, by_clock=alone)
+    keep(config, cost)
     logger.info("measured what steps cost in %.1f s", time.perf_counter() - began)
+
+
+@contextmanager
+def _without_draft(runner: Any) -> Iterator[None]:
+    """While this lasts, dummy runs leave out the draft model: its time is measured apart."""
+    drafter: Any = getattr(runner, "drafter", None)
+    if not hasattr(drafter, "dummy_run"):
+        yield
+        return
+    drafter.dummy_run = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del drafter.dummy_run
 
 
 @torch.inference_mode()

@@ -55,6 +55,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self.minutes = Minutes(tally, time.monotonic())
         self._drawn: set[str] = set()
         self._allotted: dict[str, int] = {}
+        self._followed: dict[str, bool] = {}
         self._underway: dict[int, Underway] = {}
         self._over: list[Underway] = []
         self._last = 0.0
@@ -83,8 +84,9 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         if self._has_model:
             output.num_spec_tokens_to_schedule = self._allot(output)
             attach(output, Plan(frozenset(self._drawn)))
-        by_name = {ask.name: offer for ask, offer in zip(asks, offers, strict=True)}
-        self._underway[id(output)] = Underway(step, by_name, began)
+        if output.total_num_scheduled_tokens:
+            by_name = {ask.name: offer for ask, offer in zip(asks, offers, strict=True)}
+            self._underway[id(output)] = Underway(step, by_name, began)
         return output
 
     @property
@@ -115,15 +117,24 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         return asks
 
     def _allot(self, output: Any) -> int:
-        """How far the draft model is to guess at the end of this step, for everybody who will then decode."""
+        """How far the draft model is to guess at the end of this step, for everybody who will then decode.
+
+        If it does not pay for anybody the model is not run, and has a hole in its memory of these requests:
+        it guesses for them no more. New ones it follows from the first.
+        """
         requests = [self.requests[name] for name in output.num_scheduled_tokens]
-        asks = [
-            ask if ask.drafter in {None, "model"} else replace(ask, room=0) for ask in self._asks(requests)
-        ]
+        asks = [ask if self._may_draw(ask) else replace(ask, room=0) for ask in self._asks(requests)]
         ahead = self.guesser.open(asks, rows=len(asks), context=self._context(requests))
+        ahead.plain = False
         budgets = self.guesser.controller.allot(ahead, "model", np.array([ask.room for ask in asks]))
         self._allotted = {ask.name: budget for ask, budget in zip(asks, budgets.tolist(), strict=True)}
-        return max(self._allotted.values(), default=0)
+        deepest = max(self._allotted.values(), default=0)
+        self._followed.update((ask.name, deepest > 0 and self._may_draw(ask)) for ask in asks)
+        return deepest
+
+    def _may_draw(self, ask: Ask) -> bool:
+        """Whether the draft model may guess for a request that wants it: it has to have read all of it."""
+        return ask.drafter in {None, "model"} and self._followed.get(ask.name, True)
 
     @contextmanager
     def _nothing_padded(self) -> Iterator[None]:
@@ -172,6 +183,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         """Forget a request that is over, with all that it said."""
         self.guesser.forget(request.request_id, _view(request))
         self.wishes.pop(request.request_id, None)
+        self._followed.pop(request.request_id, None)
         self.guesser.tally.known(len(self.guesser.known | self.wishes.keys()))
         return super()._free_request(request, *args, **kwargs)
 
