@@ -28,7 +28,9 @@ class Oracle:
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         known = len(views[0].tokens)
-        return [Draft.chain([*self.text[known : known + self.num_right], 10**6])]
+        tokens = [*self.text[known : known + self.num_right], 10**6]
+        evidence = 0.7 ** np.arange(1, len(tokens) + 1, dtype=np.float32)[:, None]
+        return [Draft.chain(tokens, source="oracle", evidence=evidence)]
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:
         self.heard.append(verdict)

@@ -33,7 +33,7 @@ FIRST_PASS: Final = 0.1
 BELIEVED: Final = 0.5
 """A step that took longer or shorter by more than this share of what was expected was disturbed."""
 
-LATELY: Final = 0.05
+LATELY: Final = 0.1
 """What a step counts for in what was so of late."""
 
 

@@ -125,15 +125,12 @@ class StepCost:
         for each in self._bands.values():
             each.doubt += CURVE_MOVES
         all_doubt = self._mood_doubt + float(parts**2 @ band.doubt) + NOISE
-        most = max(SURPRISE, 2 * math.sqrt(self._mood_doubt))
-        disturbed = abs(surprise) > most
-        surprise = min(max(surprise, -most), most)
-        self._mood += self._mood_doubt / all_doubt * surprise
+        most = max(SURPRISE, 2 * math.sqrt(self._mood_doubt))  # at first anything may be a mood
+        self._mood += self._mood_doubt / all_doubt * min(max(surprise, -most), most)
         self._mood_doubt *= 1 - self._mood_doubt / all_doubt
-        if not disturbed:
-            gain = parts * band.doubt / all_doubt
-            band.curve += gain * surprise
-            band.doubt *= 1 - gain * parts
+        gain = parts * band.doubt / all_doubt
+        band.curve += gain * min(max(surprise, -SURPRISE), SURPRISE)
+        band.doubt *= 1 - gain * parts
 
     def _parts(self, rows: int) -> FloatArray:
         """By how much each point of the curve says what so many rows cost."""

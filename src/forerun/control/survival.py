@@ -5,7 +5,7 @@ drawn: a lookup knows what was said, not how sure the model was. So what a draft
 logistic line, one for every kind of guess (who made it; for greedy requests or others), and moved by a bias
 that every request has for itself:
 
-    logit(chance) = a + b * logit(stated chance) + bias of the request
+    logit(chance) = a + b * logit(stated chance) + c * log(depth) + bias of the request
 
 Lines and biases are fitted while running, by one Newton step a round, and forget: the lines slowly, the
 biases within some twenty rounds. A guess survives if it and all it follows stand.
@@ -20,7 +20,7 @@ import numpy as np
 from forerun.core.compiled import compiled
 from forerun.types import BoolArray, FloatArray, IntArray
 
-LINE: Final = (0.5, 1.0)
+LINE: Final = (0.5, 1.0, 0.0)
 """A line before anything was seen: guesses stand a little more often than lookups think."""
 
 LINE_TRUST: Final = 4.0
@@ -32,7 +32,7 @@ BIAS_FORGETS: Final = 0.05
 """The same for a request's bias, which begins at 0."""
 
 BIAS_MOVES: Final = 1.5
-LINE_MOVES: Final = 0.25
+LINE_MOVES: Final = 0.5
 """No step moves a bias or a line by more: the guesses of one chain say nearly the same."""
 
 FLATTEST: Final = 0.1
@@ -50,8 +50,8 @@ class Survival:
         self._kinds: dict[tuple[str, bool], int] = {}
         self._places: dict[str, int] = {}
         self._free: list[int] = []
-        self.lines: FloatArray = np.empty((0, 2))
-        self.line_trust: FloatArray = np.empty((0, 2, 2))
+        self.lines: FloatArray = np.empty((0, 3))
+        self.line_trust: FloatArray = np.empty((0, 3, 3))
         self.bias: FloatArray = np.zeros((0, 0))
         self.bias_trust: FloatArray = np.zeros((0, 0))
 
@@ -60,7 +60,7 @@ class Survival:
         number = self._kinds.setdefault((source, greedy), len(self._kinds))
         if number == len(self.lines):
             self.lines = np.vstack([self.lines, [LINE]])
-            self.line_trust = np.concatenate([self.line_trust, LINE_TRUST * np.eye(2)[None]])
+            self.line_trust = np.concatenate([self.line_trust, LINE_TRUST * np.eye(3)[None]])
             self._resize()
         return number
 
@@ -144,12 +144,20 @@ def survive(
 ) -> FloatArray:
     """The survivals of guesses, parents first."""
     out = np.empty(len(stated))
+    depths = np.empty(len(stated))
     for node in range(len(stated)):
-        kind = kinds[node]
-        z = lines[kind, 0] + lines[kind, 1] * _logit(stated, parents, node) + bias[places[node], kind]
+        kind, above = kinds[node], parents[node]
+        depths[node] = 1.0 if above < 0 else depths[above] + 1.0
+        z = _line(lines[kind], _logit(stated, parents, node), depths[node]) + bias[places[node], kind]
         chance = min(max(1.0 / (1.0 + np.exp(-z)), LEAST), 1.0 - LEAST)
-        out[node] = chance if parents[node] < 0 else chance * out[parents[node]]
+        out[node] = chance if above < 0 else chance * out[above]
     return out
+
+
+@compiled
+def _line(line: FloatArray, x: float, depth: float) -> float:
+    """A line at a stated logit and a depth."""
+    return float(line[0] + line[1] * x + line[2] * np.log(depth))
 
 
 @compiled
@@ -163,26 +171,26 @@ def learn(
 ) -> None:
     """One Newton step for every line and every bias that had guesses: only those whose parent stood count."""
     stated, parents, kinds, places = guesses
-    slopes = np.zeros((len(lines), 2))
-    curves = np.zeros((len(lines), 2, 2))
+    slopes = np.zeros((len(lines), 3))
+    curves = np.zeros((len(lines), 3, 3))
     pull, bend = np.zeros(bias.shape), np.zeros(bias.shape)
+    depths, x = np.empty(len(stated)), np.ones(3)
     for node in range(len(stated)):
-        if parents[node] >= 0 and not stood[parents[node]]:
+        kind, place, above = kinds[node], places[node], parents[node]
+        depths[node] = 1.0 if above < 0 else depths[above] + 1.0
+        if above >= 0 and not stood[above]:
             continue
-        kind, place = kinds[node], places[node]
-        x = _logit(stated, parents, node)
-        p = 1.0 / (1.0 + np.exp(-(lines[kind, 0] + lines[kind, 1] * x + bias[place, kind])))
+        x[1], x[2] = _logit(stated, parents, node), np.log(depths[node])
+        p = 1.0 / (1.0 + np.exp(-(_line(lines[kind], x[1], depths[node]) + bias[place, kind])))
         error, weight = stood[node] - p, p * (1.0 - p)
         pull[place, kind] += error
         bend[place, kind] += weight
-        slopes[kind, 0] += error
-        slopes[kind, 1] += error * x
-        curves[kind, 0, 0] += weight
-        curves[kind, 0, 1] += weight * x
-        curves[kind, 1, 1] += weight * x * x
+        for i in range(3):
+            slopes[kind, i] += error * x[i]
+            for j in range(3):
+                curves[kind, i, j] += weight * x[i] * x[j]
     for kind in range(len(lines)):
         if curves[kind, 0, 0] > 0.0:
-            curves[kind, 1, 0] = curves[kind, 0, 1]
             _move_line(lines[kind], line_trust[kind], slopes[kind], curves[kind])
     for place, kind in zip(*np.nonzero(bend)):  # noqa: B905 (compiled)
         trust = (1 - BIAS_FORGETS) * bias_trust[place, kind] + BIAS_FORGETS * BIAS_TRUST + bend[place, kind]
@@ -194,15 +202,13 @@ def learn(
 @compiled
 def _move_line(line: FloatArray, trust: FloatArray, slope: FloatArray, curve: FloatArray) -> None:
     """A Newton step of one line, held by what it began as."""
-    a, b = LINE
-    for i in range(2):
-        for j in range(2):
+    pull = slope.copy()
+    for i in range(3):
+        for j in range(3):
             trust[i, j] = (1 - LINE_FORGETS) * trust[i, j] + curve[i, j]
         trust[i, i] += LINE_FORGETS * LINE_TRUST
-    first = slope[0] - LINE_FORGETS * LINE_TRUST * (line[0] - a)
-    second = slope[1] - LINE_FORGETS * LINE_TRUST * (line[1] - b)
-    determinant = trust[0, 0] * trust[1, 1] - trust[0, 1] * trust[1, 0]
-    move = (trust[1, 1] * first - trust[0, 1] * second) / determinant
-    turn = (trust[0, 0] * second - trust[1, 0] * first) / determinant
-    line[0] += min(max(move, -LINE_MOVES), LINE_MOVES)
-    line[1] = min(max(line[1] + min(max(turn, -LINE_MOVES), LINE_MOVES), FLATTEST), STEEPEST)
+        pull[i] -= LINE_FORGETS * LINE_TRUST * (line[i] - LINE[i])
+    move = np.linalg.solve(trust, pull)
+    for i in range(3):
+        line[i] += min(max(move[i], -LINE_MOVES), LINE_MOVES)
+    line[1] = min(max(line[1], FLATTEST), STEEPEST)

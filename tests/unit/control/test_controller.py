@@ -194,7 +194,8 @@ def test_a_class_of_requests_that_loses_stands_down_and_others_go_on() -> None:
     controller = Controller(StepCost((1, 2), (1.0, 1.01)))
     controller.admit("greedy", greedy=True)
     controller.admit("sampled", greedy=False)
-    controller.accounts[False].book(0.0, 10.0, 100.0)
+    for _ in range(30):
+        controller.accounts[False].book(0.0, 1.0, 10.0)
     step = controller.open(["greedy", "sampled"], 2)
     guesses = Guesses.of([guessed(0.9), guessed(0.9)], partial(controller.kind, step))
     assert controller.choose(step, guesses).tolist() == [True, False]

@@ -59,7 +59,7 @@ def test_guesses_are_no_more_than_asked_for(name: str) -> None:
 
 def test_their_number_depends_on_what_is_known() -> None:
     drafter = Drafter(vllm_config(guesses=16))
-    sure, unsure, new = proposed(drafter, [text_of(1, 60), [1, 2, 3, 4, 5, 6, 7, 2], [50, 51, 52]])
+    sure, unsure, new = proposed(drafter, [text_of(1, 60), [1, 2, 3, 1, 4, 5, 1, 6, 7, 1], [50, 51, 52]])
     assert len(sure) == 16
     assert len(unsure) < 16
     assert len(new) < 4

@@ -125,7 +125,7 @@ SMALL = Scenario(
 def test_a_fleet_needs_fewer_machines_where_guesses_stand() -> None:
     outcomes = {who: simulate(SMALL, who) for who in (PLAIN, FIXED, OURS)}
     assert outcomes[OURS].between_tokens[0] < 0.6 * outcomes[PLAIN].between_tokens[0]
-    assert outcomes[PLAIN].tokens_per_pass == 1.0
+    assert outcomes[PLAIN].tokens_per_pass == pytest.approx(1.0, abs=0.01)  # the last pass is not over
     needed = {
         who: machines(SMALL.model_copy(update={"arrivals": Poisson(rate=500)}), who) for who in outcomes
     }
