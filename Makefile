@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format test docs bench-core bench-drafters bench-local bench-serving simulate build clean
+.PHONY: setup models check format test docs bench-control bench-core bench-drafters bench-load bench-local bench-serving simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -39,6 +39,15 @@ bench-drafters:
 # The local engine beside plain transformers: about twenty minutes, on a machine that does nothing else.
 bench-local:
 	@$(RUN)/python scripts/bench_local.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# How long the controller takes to decide: half a minute.
+bench-control:
+	@$(RUN)/python scripts/bench_control.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Guesses beside none in one vLLM, by load, text and precision: half an hour for each precision, on a machine
+# that does nothing else.
+bench-load:
+	@$(RUN)/python scripts/bench_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Three servers at once, asked in turn: about a quarter of an hour, on a machine that does nothing else.
 bench-serving:

@@ -121,7 +121,7 @@ class Replay:
         self.drafter = drafter
         self.nodes = nodes
         self.price = price
-        self.controller = Controller(StepCost((1, 2), (1.0, 1.0 + (price or 0.0))))
+        self.controller = Controller(StepCost((1, 2), (1.0, 1.0 + (price or 0.0)), doubt=0.0))
         self.reliability = Reliability()
 
     def run(

@@ -49,6 +49,34 @@ def how_many(
     return best, most if best else 0.0
 
 
+def likeliest(
+    survivals: FloatArray, rows: int, curve: tuple[FloatArray, FloatArray], rate: float
+) -> IntArray:
+    """The places of the guesses that `how_many` could take, the likeliest first: of thousands only those that
+    would pay if all of them stood for as much as everybody's guesses together.
+    """
+    most = how_many_at_most(survivals.sum(), len(survivals), rows, curve, rate)
+    some = np.argpartition(-survivals, most)[:most] if most < len(survivals) else np.arange(len(survivals))
+    return some[np.argsort(-survivals[some], kind="stable")]
+
+
+@compiled
+def how_many_at_most(
+    tokens: float, num: int, rows: int, curve: tuple[FloatArray, FloatArray], rate: float
+) -> int:
+    """How many of so many guesses can be checked in the time that these tokens pay for."""
+    knots, seconds = curve
+    enough = read_one(knots, seconds, rows) + tokens / rate
+    low, high = 0, num
+    while low < high:  # the curve never falls
+        middle = (low + high + 1) // 2
+        if read_one(knots, seconds, rows + middle) <= enough:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 @compiled
 def how_far(
     chances: FloatArray,

@@ -17,15 +17,17 @@ from typing import Final
 
 import numpy as np
 
-from forerun.control.budget import how_far, how_many
+from forerun.control.budget import how_far, how_many, likeliest
 from forerun.control.cost import StepCost, read, read_one
 from forerun.control.guesses import ASSUMED, Guesses
 from forerun.control.honesty import Account, Purse
 from forerun.control.survival import Survival
 from forerun.types import BoolArray, FloatArray, IntArray
 
+PLAIN_AFTER: Final = 8
 PLAIN_EVERY: Final = 100
-"""After so many steps with guesses a plain one is measured, if it can be paid for."""
+"""After so many steps with guesses a plain one is measured, if it can be paid for: where guesses gain little
+it costs little. After so many, everything is saved for it."""
 
 FIRST_PASS: Final = 0.1
 """What a pass of a drafter's own model costs before it was measured, as a share of a step of the target."""
@@ -74,15 +76,17 @@ class Rates:
 class Gain:
     """How much faster than plain decoding it went of late: tokens over time, both as shares of plain ones."""
 
-    __slots__ = ("_seconds", "_tokens")
+    __slots__ = ("_num", "_seconds", "_tokens")
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = 1.0
+        self._num, self._tokens, self._seconds = 1, 1.0, 1.0
 
     def add(self, tokens: float, seconds: float) -> None:
         """A step said so many times as many tokens as plain decoding in so many times its time."""
-        self._tokens += LATELY * (tokens - self._tokens)
-        self._seconds += LATELY * (seconds - self._seconds)
+        self._num += 1
+        weight = max(LATELY, 1 / self._num)  # at first all steps count the same
+        self._tokens += weight * (tokens - self._tokens)
+        self._seconds += weight * (seconds - self._seconds)
 
     @property
     def value(self) -> float:
@@ -233,23 +237,18 @@ class Controller:
         """The curve of a step's passes, and what a second is worth in tokens: plain decoding of these
         requests alone, without prompts that others read, times the gain of late.
         """
-        seconds = self.cost.seconds(step.context, sampled=step.sampled)
+        seconds = self.cost.cautious(step.rows, step.context, sampled=step.sampled)
         plain = read_one(self.cost.rows, seconds, float(len(step.places)))
         return (self.cost.rows, seconds), self._gain.value * len(step.places) / plain
 
     def _take(self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray) -> None:
         """Keep the likeliest guesses, whoever's they are, as many as pay."""
         free = np.flatnonzero(~kept & ~self._stands_down(step.greedy)[guesses.owners])
-        order = free[np.argsort(-survivals[free])]
         curve, rate = self._worth(step)
-        num, _ = how_many(
-            survivals[order],
-            step.tokens + float(survivals[kept].sum()),
-            step.rows + int(kept.sum()),
-            curve,
-            rate,
-            0.0,
-        )
+        rows = step.rows + int(kept.sum())
+        order = free[likeliest(survivals[free], rows, curve, rate)]
+        tokens = step.tokens + float(survivals[kept].sum())
+        num, _ = how_many(survivals[order], tokens, rows, curve, rate, 0.0)
         kept[order[:num]] = True
 
     def _probe(self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray) -> None:
@@ -297,7 +296,7 @@ class Controller:
         guessed = len(step.guesses) > 0 or step.draft_seconds > 0
         self._since_plain = self._since_plain + 1 if guessed and not step.plain else 0
         self._plain_next = False
-        if self._since_plain >= PLAIN_EVERY:
+        if self._since_plain >= PLAIN_AFTER:
             plain = self.cost.at(step.rows, step.context, sampled=step.sampled)
             lost = plain * (1 - 1 / self._gain.value)
             self._plain_next = self.purse.pay(lost)

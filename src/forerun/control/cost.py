@@ -3,15 +3,16 @@
 Where decoding waits for memory the curve is nearly flat, in steps; where it waits for arithmetic it rises
 with every row. It is measured before anything is guessed and mended by every step after that.
 
-Machines have moods: the same pass may take half as long again a minute later. Neighbouring steps share the
-mood, so it is told apart from the curve by looking only at how a step differs from those just before it.
+Machines have moods: the same pass may take half as long again a minute later. A step's time says what mood
+and curve are together. They are told apart by steps of other rows nearby, which share the mood: a Kalman
+filter keeps what is known of all of them with what it knows of each pair, so that many steps of one kind do
+not pass for knowledge of another.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,27 +31,54 @@ CONTEXTS: Final = (4096, 16384, 65536, 262144, 1048576)
 """Tokens of context in a pass, all requests together, that part one curve from the next."""
 
 NOISE: Final = 0.08**2
-MOOD_MOVES: Final = 0.05**2
-CURVE_MOVES: Final = 2e-5
-MOOD_DOUBT: Final = 0.5**2
-CURVE_DOUBT: Final = 0.05**2
+MOOD_MOVES: Final = 0.03**2
+CURVE_MOVES: Final = 5e-6
+MOOD_DOUBT: Final = 10.0**2
+CURVE_DOUBT: Final = 0.2**2
 """Variances of logarithms: of a step's time; of how the machine's mood and a point of the curve move in a
-step; of the mood before the first step, and of the curve as it was measured."""
+step; of the mood before the first step, and of the curve as it was measured, on a machine that may have been
+busy with something else just then."""
+
+ALIKE: Final = 2.0
+"""Points of the curve err together: by a factor of e less for so many doublings of rows between them."""
+
+CAUTION: Final = 0.5
+"""Deviations that wider passes are taken to be dearer than they seem."""
 
 SURPRISE: Final = 0.25
-"""No step is more surprising than this, as a logarithm: something else was in the way."""
+"""No step is more surprising than this, as a logarithm, or than what is known allows: something else was in
+the way."""
 
 
 class StepCost:
     """Seconds by rows, a curve that never falls: one for every band of context, with greedy requests alone
-    and with others.
+    and with others. `doubt` is the variance of what it begins with, as a logarithm.
     """
 
-    def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
+    def __init__(self, rows: Sequence[int], seconds: Sequence[float], *, doubt: float = CURVE_DOUBT) -> None:
         self.rows: FloatArray = np.asarray(rows, dtype=np.float64)
-        profile = np.log(np.asarray(seconds, dtype=np.float64))
-        self._bands: dict[int, _Band] = {0: _Band(profile, np.full(len(profile), CURVE_DOUBT))}
-        self._mood, self._mood_doubt = 0.0, MOOD_DOUBT
+        apart = np.abs(np.subtract.outer(np.log2(self.rows), np.log2(self.rows)))
+        self._alike = np.exp(-apart / ALIKE)
+        self._bands: dict[int, slice] = {}
+        self._known = np.zeros(1)  # the mood, and then the curve of one band after the other, as logarithms
+        self._doubt = np.full((1, 1), MOOD_DOUBT)
+        self._add(0, np.log(np.asarray(seconds, dtype=np.float64)), doubt)
+
+    def _add(
+        self, number: int, curve: FloatArray, own: float = CURVE_DOUBT, like: slice | None = None
+    ) -> slice:
+        """A curve for a band, perhaps one that began as another: what is learnt of that is news of this."""
+        old, size = len(self._known), len(curve)
+        doubt = np.zeros((old + size, old + size))
+        doubt[:old, :old] = self._doubt
+        doubt[old:, old:] = own * self._alike
+        if like is not None:
+            doubt[old:, :old] = self._doubt[like]
+            doubt[:old, old:] = self._doubt[:, like]
+            doubt[old:, old:] += self._doubt[like, like]
+        self._known, self._doubt = np.concatenate([self._known, curve]), doubt
+        self._bands[number] = slice(old, old + size)
+        return self._bands[number]
 
     @classmethod
     def measured(cls, seconds: Callable[[int], float], most: int, *, by_clock: bool = True) -> StepCost:
@@ -73,7 +101,9 @@ class StepCost:
         """The curves as values, without today's mood; `of` makes them again."""
         return {
             "rows": self.rows.tolist(),
-            "bands": {str(number): np.exp(band.curve).tolist() for number, band in self._bands.items()},
+            "bands": {
+                str(number): np.exp(self._known[band]).tolist() for number, band in self._bands.items()
+            },
         }
 
     @classmethod
@@ -82,8 +112,7 @@ class StepCost:
         bands = {int(number): seconds for number, seconds in values["bands"].items()}
         cost = cls(values["rows"], bands.pop(0))
         for number, seconds in bands.items():
-            cost._bands[number] = _Band(np.log(seconds), np.full(len(seconds), CURVE_DOUBT))
-        cost._mood_doubt = math.inf
+            cost._add(number, np.log(seconds))
         return cost
 
     @classmethod
@@ -91,15 +120,25 @@ class StepCost:
         """A curve to begin with where nothing could be measured: decoding that waits for memory, with guesses
         at 1.2 % of a step each (SmolLM2 on two cores). The first step says what a second is.
         """
-        cost = cls((1, 8, 64, 512), [1 + 0.012 * rows for rows in (0, 7, 63, 511)])
-        cost._mood_doubt = math.inf
-        return cost
+        return cls((1, 8, 64, 512), [1 + 0.012 * rows for rows in (0, 7, 63, 511)])
 
     def seconds(self, context: int = 0, *, sampled: bool = False) -> FloatArray:
         """The curve with so many tokens of context, at `rows`; where tokens are `sampled` it is another: that
         takes time for every row.
         """
-        return rising(np.exp(self._band(context, sampled).curve + self._mood))
+        band = self._band(context, sampled)  # which may add one
+        return rising(np.exp(self._known[band] + self._known[0]))
+
+    def cautious(self, rows: int, context: int = 0, *, sampled: bool = False) -> FloatArray:
+        """The same, seen from a pass of so many rows: what wider ones cost more is made dearer by how much it
+        is in doubt, so that nobody guesses because of what is not known.
+        """
+        band = self._band(context, sampled)
+        parts, doubt = self._parts(rows), self._doubt[band, band]
+        apart = np.diag(doubt) + float(parts @ doubt @ parts) - 2 * (doubt @ parts)
+        wider = np.where(self.rows > rows, CAUTION * np.sqrt(np.maximum(apart, 0.0)), 0.0)
+        dear: FloatArray = self.seconds(context, sampled=sampled) * np.exp(wider)
+        return np.minimum.accumulate(dear[::-1])[::-1]  # nothing is dearer than what is wider
 
     def __call__(self, rows: FloatArray, context: int = 0, *, sampled: bool = False) -> FloatArray:
         """Seconds of passes with so many rows."""
@@ -111,26 +150,19 @@ class StepCost:
         return float(self(np.array([float(rows)]), context, sampled=sampled)[0])
 
     def took(self, rows: int, seconds: float, context: int = 0, *, sampled: bool = False) -> None:
-        """A pass of so many rows took so long.
-
-        A Kalman filter: the surprise is shared between mood and curve as each is in doubt, so that rows that
-        were not seen for long learn most from it.
-        """
+        """A pass of so many rows took so long."""
+        band = self._band(context, sampled)
         surprise = math.log(max(seconds, 1e-9) / self.at(rows, context, sampled=sampled))
-        if math.isinf(self._mood_doubt):
-            self._mood, self._mood_doubt = surprise, MOOD_DOUBT
-            return
-        band, parts = self._band(context, sampled), self._parts(rows)
-        self._mood_doubt += MOOD_MOVES
-        for each in self._bands.values():
-            each.doubt += CURVE_MOVES
-        all_doubt = self._mood_doubt + float(parts**2 @ band.doubt) + NOISE
-        most = max(SURPRISE, 2 * math.sqrt(self._mood_doubt))  # at first anything may be a mood
-        self._mood += self._mood_doubt / all_doubt * min(max(surprise, -most), most)
-        self._mood_doubt *= 1 - self._mood_doubt / all_doubt
-        gain = parts * band.doubt / all_doubt
-        band.curve += gain * min(max(surprise, -SURPRISE), SURPRISE)
-        band.doubt *= 1 - gain * parts
+        self._doubt[0, 0] += MOOD_MOVES
+        free = np.sqrt(np.maximum(1 - np.diag(self._doubt)[band] / CURVE_DOUBT, 0.0))
+        self._doubt[band, band] += CURVE_MOVES * self._alike * np.outer(free, free)
+        parts = np.zeros(len(self._known))
+        parts[0], parts[band] = 1.0, self._parts(rows)
+        shared = self._doubt @ parts
+        variance = float(parts @ shared) + NOISE
+        most = max(SURPRISE, 2 * math.sqrt(variance))
+        self._known += shared / variance * min(max(surprise, -most), most)
+        self._doubt -= np.outer(shared, shared) / variance
 
     def _parts(self, rows: int) -> FloatArray:
         """By how much each point of the curve says what so many rows cost."""
@@ -141,30 +173,19 @@ class StepCost:
         parts[right - 1] = 1 - parts[right]
         return parts
 
-    def _band(self, context: int, sampled: bool) -> _Band:
-        """The curve of a band; a new one begins as its nearest neighbour is."""
-        number = int(np.searchsorted(CONTEXTS, context)) + (len(CONTEXTS) + 1) * sampled
-        if number not in self._bands:
-            per_kind = len(CONTEXTS) + 1
-            nearest = self._bands[
-                min(
-                    self._bands,
-                    key=lambda known: (
-                        abs(known % per_kind - number % per_kind),
-                        known // per_kind != number // per_kind,
-                    ),
-                )
-            ]
-            self._bands[number] = _Band(nearest.curve.copy(), np.full(len(self.rows), CURVE_DOUBT))
-        return self._bands[number]
+    def _band(self, context: int, sampled: bool) -> slice:
+        """Where the curve of a band is; a new one begins as its nearest neighbour is."""
+        per_kind = len(CONTEXTS) + 1
+        number = int(np.searchsorted(CONTEXTS, context)) + per_kind * sampled
+        known = self._bands.get(number)
+        if known is not None:
+            return known
 
+        def distance(other: int) -> tuple[int, bool]:
+            return abs(other % per_kind - number % per_kind), other // per_kind != number // per_kind
 
-@dataclass(slots=True)
-class _Band:
-    """Logarithms of seconds at the points of a curve, and the variance of each."""
-
-    curve: FloatArray
-    doubt: FloatArray
+        nearest = self._bands[min(self._bands, key=distance)]
+        return self._add(number, self._known[nearest].copy(), like=nearest)
 
 
 @compiled

@@ -48,13 +48,11 @@ class Guesses:
         begins = np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
         nothing = cls.none()
         parents = np.concatenate([nothing.parents, *(draft.parents for draft in drafts)])
-        kinds = [
-            kinds_of(draft.source or ("",) * len(draft), owner, kind) for owner, draft in enumerate(drafts)
-        ]
+        sources = [draft.source or ("",) * len(draft) for draft in drafts]
         return cls(
             np.concatenate([nothing.stated, *map(stated, drafts)]),
             np.where(parents == ROOT, -1, parents + begins),
-            np.concatenate([nothing.kinds, *kinds]),
+            kinds_of(sources, kind),
             np.repeat(np.arange(len(drafts)), sizes),
             np.concatenate([nothing.fixed, *(draft.sampled for draft in drafts)]),
         )
@@ -101,9 +99,30 @@ def stated(draft: Draft) -> npt.NDArray[np.floating[Any]]:
     return np.array([ASSUMED ** len(draft.path(node)) for node in range(len(draft))], dtype=np.float64)
 
 
-def kinds_of(sources: Sequence[str], owner: int, kind: Callable[[str, int], int]) -> IntArray:
-    """The kinds of guesses of these drafters."""
-    if sources and sources.count(sources[0]) == len(sources):  # nearly always, and quick
-        return np.full(len(sources), kind(sources[0], owner))
-    runs = [(kind(source, owner), len(list(run))) for source, run in groupby(sources)]
-    return np.repeat([number for number, _ in runs], [size for _, size in runs]).astype(np.int64)
+def kinds_of(sources: Sequence[Sequence[str]], kind: Callable[[str, int], int]) -> IntArray:
+    """The kinds of guesses of these drafters, owner by owner."""
+    numbers: list[int] = []
+    sizes: list[int] = []
+    for owner, names in enumerate(sources):
+        if names and names.count(names[0]) == len(names):  # nearly always, and quick
+            numbers.append(kind(names[0], owner))
+            sizes.append(len(names))
+        else:
+            runs = [(kind(name, owner), len(list(run))) for name, run in groupby(names)]
+            numbers += [number for number, _ in runs]
+            sizes += [size for _, size in runs]
+    return np.repeat(np.array(numbers, dtype=np.int64), sizes)
+
+
+def cut(drafts: Sequence[Draft], kept: BoolArray) -> list[Draft]:
+    """What is left of drafts that lie one after the other, if these guesses are kept."""
+    sizes = np.array([len(draft) for draft in drafts], dtype=np.int64)
+    ends = np.cumsum(sizes)
+    before = np.concatenate([[0], np.cumsum(kept)])
+    nums = before[ends] - before[ends - sizes]
+    ranks = np.arange(len(kept)) - np.repeat(ends - sizes, sizes)
+    if (kept == (ranks < np.repeat(nums, sizes))).all():  # the first ones of everybody, as of chains
+        return [draft.first(num) for draft, num in zip(drafts, nums.tolist(), strict=True)]
+    return [
+        draft.some(kept[end - len(draft) : end]) for draft, end in zip(drafts, ends.tolist(), strict=True)
+    ]

@@ -7,6 +7,9 @@ from typing import Final
 SHARE: Final = 0.005
 """The share of all time that may be spent on finding out."""
 
+HEAD_START: Final = 0.5
+"""The share of a step that a purse begins with: at first there is most to find out."""
+
 DEEPEST: Final = 2.0
 """A purse holds at most so many steps' time: nobody saves for a spree."""
 
@@ -30,6 +33,8 @@ class Purse:
 
     def earn(self, step_seconds: float) -> None:
         """A step took so long."""
+        if not self.total:
+            self.seconds = HEAD_START * step_seconds
         self.total += step_seconds
         self.seconds = min(self.seconds + SHARE * step_seconds, DEEPEST * step_seconds)
 

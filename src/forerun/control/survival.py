@@ -42,6 +42,9 @@ STEEPEST: Final = 3.0
 LEAST: Final = 1e-3
 """No chance is nearer to 0 or 1."""
 
+LOG: Final = np.log(np.maximum(np.arange(1025), 1))
+"""Logarithms of depths: drafts are no deeper than this."""
+
 
 class Survival:
     """Estimates for requests in numbered places, and guesses of numbered kinds."""
@@ -144,10 +147,10 @@ def survive(
 ) -> FloatArray:
     """The survivals of guesses, parents first."""
     out = np.empty(len(stated))
-    depths = np.empty(len(stated))
+    depths = np.empty(len(stated), dtype=np.int64)
     for node in range(len(stated)):
         kind, above = kinds[node], parents[node]
-        depths[node] = 1.0 if above < 0 else depths[above] + 1.0
+        depths[node] = 1 if above < 0 else depths[above] + 1
         z = _line(lines[kind], _logit(stated, parents, node), depths[node]) + bias[places[node], kind]
         chance = min(max(1.0 / (1.0 + np.exp(-z)), LEAST), 1.0 - LEAST)
         out[node] = chance if above < 0 else chance * out[above]
@@ -155,9 +158,9 @@ def survive(
 
 
 @compiled
-def _line(line: FloatArray, x: float, depth: float) -> float:
+def _line(line: FloatArray, x: float, depth: int) -> float:
     """A line at a stated logit and a depth."""
-    return float(line[0] + line[1] * x + line[2] * np.log(depth))
+    return float(line[0] + line[1] * x + line[2] * LOG[min(depth, len(LOG) - 1)])
 
 
 @compiled
@@ -174,13 +177,13 @@ def learn(
     slopes = np.zeros((len(lines), 3))
     curves = np.zeros((len(lines), 3, 3))
     pull, bend = np.zeros(bias.shape), np.zeros(bias.shape)
-    depths, x = np.empty(len(stated)), np.ones(3)
+    depths, x = np.empty(len(stated), dtype=np.int64), np.ones(3)
     for node in range(len(stated)):
         kind, place, above = kinds[node], places[node], parents[node]
-        depths[node] = 1.0 if above < 0 else depths[above] + 1.0
+        depths[node] = 1 if above < 0 else depths[above] + 1
         if above >= 0 and not stood[above]:
             continue
-        x[1], x[2] = _logit(stated, parents, node), np.log(depths[node])
+        x[1], x[2] = _logit(stated, parents, node), LOG[min(depths[node], len(LOG) - 1)]
         p = 1.0 / (1.0 + np.exp(-(_line(lines[kind], x[1], depths[node]) + bias[place, kind])))
         error, weight = stood[node] - p, p * (1.0 - p)
         pull[place, kind] += error

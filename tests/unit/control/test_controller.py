@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.control.budget import MARGIN
+from forerun.control.budget import MARGIN, how_many, likeliest
 from forerun.control.controller import PLAIN_EVERY, Controller, Step
 from forerun.control.cost import StepCost
-from forerun.control.guesses import Guesses
-from forerun.control.honesty import SHARE
+from forerun.control.guesses import Guesses, cut
+from forerun.control.honesty import HEAD_START, SHARE
 from forerun.errors import InvalidDraft
 from forerun.types import BoolArray, Draft, Proposal
 
@@ -42,7 +42,7 @@ def sizes(guesses: Guesses, kept: BoolArray) -> list[int]:
 
 
 def decide(costs: tuple[float, ...], *drafts: Draft) -> list[int]:
-    controller = Controller(StepCost(range(1, len(costs) + 1), costs))
+    controller = Controller(StepCost(range(1, len(costs) + 1), costs, doubt=0.0))
     step, guesses = opened(controller, list(drafts))
     return sizes(guesses, controller.choose(step, guesses))
 
@@ -85,7 +85,7 @@ SURVIVALS = st.lists(st.floats(0.01, 0.99), max_size=4).map(lambda each: sorted(
 )
 def test_no_other_choice_is_worth_more(drafts: list[list[float]], steps: list[float]) -> None:
     """By what a second is worth: at first, what plain decoding makes of it."""
-    cost = StepCost(range(1, len(steps) + 2), np.cumsum([1.0, *steps]).tolist())
+    cost = StepCost(range(1, len(steps) + 2), np.cumsum([1.0, *steps]).tolist(), doubt=0.0)
     controller = Controller(cost)
     step, guesses = opened(controller, [guessed(*each) for each in drafts])
     survivals = controller.estimate(step, guesses)
@@ -102,6 +102,31 @@ def test_no_other_choice_is_worth_more(drafts: list[list[float]], steps: list[fl
         assert worth(tuple(chosen)) == pytest.approx(best, abs=1e-6)
     else:
         assert worth(tuple(chosen)) >= -1e-6
+
+
+@given(
+    survivals=st.lists(st.floats(0.001, 0.999), min_size=1, max_size=60),
+    costs=st.lists(st.floats(0.0, 0.3), min_size=3, max_size=3),
+)
+def test_leaving_out_what_cannot_pay_changes_nothing(survivals: list[float], costs: list[float]) -> None:
+    chances = np.array(survivals)
+    curve = (np.array([1.0, 8.0, 64.0]), 1.0 + np.cumsum(costs))
+    order = likeliest(chances, 1, curve, 2.0)
+    everybody = np.sort(chances)[::-1].copy()
+    assert how_many(chances[order], 1.0, 1, curve, 2.0, 0.0) == how_many(everybody, 1.0, 1, curve, 2.0, 0.0)
+
+
+def test_what_is_left_of_drafts_is_what_each_has_left() -> None:
+    drafts = [guessed(0.9, 0.8, 0.7), guessed(), guessed(0.5), guessed(0.6, 0.5)]
+    for kept in ([1, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0], [0] * 6, [1] * 6):
+        rest = np.array(kept, dtype=bool)
+        places = [slice(0, 3), slice(3, 3), slice(3, 4), slice(4, 6)]
+        lengths = [len(draft.some(rest[place])) for draft, place in zip(drafts, places, strict=True)]
+        assert [len(draft) for draft in cut(drafts, rest)] == lengths
+    tree = Draft(np.array([1, 2, 3]), np.array([-1, -1, 1]), np.zeros(3, dtype=bool))
+    (left,) = cut([tree], np.array([False, True, True]))
+    assert left.tokens.tolist() == [2, 3]
+    assert left.parents.tolist() == [-1, 0]
 
 
 def test_a_poor_step_is_over_sooner_where_others_are_good() -> None:
@@ -160,7 +185,8 @@ def test_hopeless_guesses_are_given_up_and_finding_out_costs_what_it_may() -> No
     controller = Controller(StepCost((1, 2), (1.0, 1.5)))
     run(controller, 0.0, 50, row_cost=0.5)
     assert run(controller, 0.0, 2000, row_cost=0.5) >= 1 - 1.5 * SHARE
-    assert 0 < controller.purse.spent <= SHARE * controller.purse.total
+    first = 2.0  # the longest step there could be
+    assert 0 < controller.purse.spent <= SHARE * controller.purse.total + HEAD_START * first
 
 
 def test_what_was_given_up_is_found_again() -> None:

