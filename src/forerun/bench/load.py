@@ -2,14 +2,15 @@
 
 A run is one way to decode, in one cell (a text, a temperature, so many requests at a time) and one turn. Ways
 take turns, so each is compared with the plain run of its own turn. Beside that stands a ratio without noise:
-steps are counted by their rows, and every row count costs what such steps cost everywhere.
+steps are counted by their rows, and every row count costs what such steps cost everywhere; what forerun
+itself takes is measured apart and counts for every way but plain decoding, which is vLLM as it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -22,18 +23,29 @@ OURS: Final = "forerun"
 BEARABLE: Final = 0.98
 """The share of plain decoding's speed that nothing may fall below."""
 
-ROUNDS: Final = 10
+NEAR: Final = 0.97
+"""The share of the best fixed length's speed that is near enough."""
+
+FAINT: Final = 0.1
+"""How much it counts that no turn differs from others, in deviations of one step."""
+
+
+Timed = tuple[int, int, float, float]
+"""A step: its rows, tokens, seconds, and those of them that are ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a run with so many rows: how many, the tokens said, the seconds, all and in the middle."""
+    """The steps of a run with so many rows: how many, the tokens said, the seconds, all and in the middle,
+    and what of these is ours: deciding, guessing, hearing.
+    """
 
     rows: int
     num: int
     said: int
     seconds: float
     median: float
+    own: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +59,17 @@ class Run:
     steps: tuple[Steps, ...]
 
     @classmethod
-    def of(cls, name: tuple[str, str, str, int], steps: Iterable[tuple[int, int, float]]) -> Run:
-        """A run from its steps: rows, tokens said, seconds."""
-        by_rows: dict[int, list[tuple[int, float]]] = {}
-        for rows, said, seconds in steps:
-            by_rows.setdefault(rows, []).append((said, seconds))
-        return cls(
-            *name,
-            tuple(
-                Steps(
-                    rows,
-                    len(some),
-                    sum(said for said, _ in some),
-                    sum(seconds for _, seconds in some),
-                    float(np.median([seconds for _, seconds in some])),
-                )
-                for rows, some in sorted(by_rows.items())
-            ),
-        )
+    def of(cls, name: tuple[str, str, str, int], steps: Iterable[Timed]) -> Run:
+        """A run from its steps."""
+        by_rows: dict[int, list[Timed]] = {}
+        for step in steps:
+            by_rows.setdefault(step[0], []).append(step)
+        found = []
+        for rows, some in sorted(by_rows.items()):
+            _, said, seconds, own = zip(*some, strict=True)
+            middle = (round(float(np.median(each)), 6) for each in (seconds, own))
+            found.append(Steps(rows, len(some), sum(said), round(sum(seconds), 6), *middle))
+        return cls(*name, tuple(found))
 
     @property
     def said(self) -> int:
@@ -77,8 +82,9 @@ class Run:
         return self.said / sum(each.seconds for each in self.steps)
 
     def seconds_by(self, curve: Curve) -> float:
-        """How long the run takes if every step costs what the curve says."""
-        return sum(each.num * curve.at(each.rows) for each in self.steps)
+        """How long the run takes if every step costs what the curve says, and what we take."""
+        ours = self.way != PLAIN
+        return sum(each.num * (curve.at(each.rows) + ours * each.own) for each in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,34 +100,24 @@ class Curve:
 
 
 def fitted(runs: Sequence[Run]) -> Curve:
-    """What steps cost by their rows, over all runs of a family: machines have moods, so every turn of a cell
-    has a factor of its own, which is not the curve's.
+    """What steps cost by their rows, without what is ours, over all runs of a family.
+
+    Machines have moods, and texts have lengths: every turn of a cell has a factor of its own. Factors and
+    curve are found together by weighted least squares of logarithms; then the curve is made to rise.
     """
-    seen = [
-        (run.cell, run.turn, each.rows, each.num, math.log(each.median)) for run in runs for each in run.steps
-    ]
-    cells, turns, rows, nums, logs = (np.array(column) for column in zip(*seen, strict=True))
-    keys, turn_of = np.unique(np.char.add(np.char.add(cells, "/"), turns.astype(str)), return_inverse=True)
-    knots, knot_of = np.unique(rows, return_inverse=True)
-    moods, curve = np.zeros(len(keys)), np.zeros(len(knots))
-    weights = np.bincount(knot_of, nums)
-    for _ in range(ROUNDS):
-        curve = _medians(logs - moods[turn_of], nums, knot_of, len(knots))
-        curve = isotonic_regression(curve, weights=weights).x
-        moods = _medians(logs - curve[knot_of], nums, turn_of, len(keys))
-        moods -= np.median(moods)
-    return Curve(tuple(knots.tolist()), tuple(np.exp(curve).tolist()))
-
-
-def _medians(values: Any, weights: Any, groups: Any, num: int) -> Any:
-    """The weighted median of every group."""
-    out = np.zeros(num)
-    for group in range(num):
-        mine = np.flatnonzero(groups == group)
-        order = mine[np.argsort(values[mine])]
-        half = np.searchsorted(np.cumsum(weights[order]), weights[order].sum() / 2)
-        out[group] = values[order[half]]
-    return out
+    seen = [(f"{run.cell} {run.turn}", each) for run in runs for each in run.steps]
+    turns, turn_of = np.unique([turn for turn, _ in seen], return_inverse=True)
+    knots, knot_of = np.unique([each.rows for _, each in seen], return_inverse=True)
+    logs = np.log([max(each.median - each.own, 1e-9) for _, each in seen])
+    weights = np.sqrt([each.num for _, each in seen])
+    table = np.zeros((len(seen) + len(turns), len(knots) + len(turns)))
+    places = np.arange(len(seen))
+    table[places, knot_of] = table[places, len(knots) + turn_of] = weights
+    table[len(seen) :, len(knots) :] = FAINT * np.eye(len(turns))  # factors are near 1, if nothing else says
+    wanted = np.concatenate([weights * logs, np.zeros(len(turns))])
+    found = np.linalg.lstsq(table, wanted, rcond=None)[0][: len(knots)]
+    rising = isotonic_regression(found, weights=np.bincount(knot_of, weights**2)).x
+    return Curve(tuple(knots.tolist()), tuple(np.exp(rising).tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +149,68 @@ def compare(mine: Sequence[Run], theirs: Sequence[Run], curve: Curve, bearable: 
     return Ratio(
         float(np.exp(np.median(logs))), math.exp(low), math.exp(high), said / seconds, *map(float, tests)
     )
+
+
+def lines_of(runs: list[Run]) -> list[dict[str, Any]]:
+    """A line for each cell: every way over plain decoding, and ours over the best fixed length."""
+    curves: dict[str, Curve] = {
+        name: fitted([run for run in runs if run.family == name]) for name in {run.family for run in runs}
+    }
+    lines = []
+    for cell in dict.fromkeys(run.cell for run in runs):
+        mine = [run for run in runs if run.cell == cell]
+        lines.append(line_of(mine, curves[mine[0].family]))
+    return lines
+
+
+def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
+    """One cell."""
+    ways = {way: [run for run in runs if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
+    dtype, text, concurrency = runs[0].cell.split(" | ")
+    steps = sum(each.num for run in ways[OURS] for each in run.steps)
+    ratios = {way: compare(some, ways[PLAIN], curve) for way, some in ways.items() if way != PLAIN}
+    line: dict[str, Any] = {
+        "dtype": dtype,
+        "text": text,
+        "concurrency": int(concurrency),
+        "over_plain": asdict(ratios[OURS]),
+        "holds": ratios[OURS].holds,
+        "tokens_per_step": sum(run.said for run in ways[OURS]) / steps / int(concurrency),
+    }
+    fixed = {way: asdict(ratio) for way, ratio in ratios.items() if way != OURS}
+    if fixed:
+        best = max(fixed, key=lambda way: float(fixed[way]["without_noise"]))
+        over = compare(ways[OURS], ways[best], curve, NEAR)
+        line |= {"fixed": fixed, "best": best, "over_best": asdict(over)}
+    return line
+
+
+def markdown(lines: Sequence[dict[str, Any]]) -> str:
+    """The lines as a table for documents."""
+    titles = ["", "text", "at a time", "over plain, by the clock", "without noise", "tokens a step"]
+    titles += ["best fixed", "over it, by the clock", "without noise"]
+    rows = [titles, ["---"] * 2 + ["---:"] * 7]
+    for line in lines:
+        ours, over = line["over_plain"], line.get("over_best")
+        cells = [line["dtype"], line["text"], str(line["concurrency"])]
+        cells += [_clock(ours), f"{ours['without_noise']:.3f}", f"{line['tokens_per_step']:.2f}"]
+        if over is None:
+            cells += [""] * 3
+        else:
+            cells += [line["best"].removeprefix("fixed "), _clock(over), f"{over['without_noise']:.3f}"]
+        rows.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _clock(ratio: dict[str, float]) -> str:
+    return "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
+
+
+def values(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Runs as values; `runs_of` makes them again."""
+    return [asdict(run) | {"steps": [list(astuple(each)) for each in run.steps]} for run in runs]
+
+
+def runs_of(values: Sequence[dict[str, Any]]) -> list[Run]:
+    """Runs from what `values` said."""
+    return [Run(**{**run, "steps": tuple(Steps(*each) for each in run["steps"])}) for run in values]

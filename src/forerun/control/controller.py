@@ -237,9 +237,9 @@ class Controller:
         """The curve of a step's passes, and what a second is worth in tokens: plain decoding of these
         requests alone, without prompts that others read, times the gain of late.
         """
-        seconds = self.cost.cautious(step.rows, step.context, sampled=step.sampled)
-        plain = read_one(self.cost.rows, seconds, float(len(step.places)))
-        return (self.cost.rows, seconds), self._gain.value * len(step.places) / plain
+        curve = self.cost.cautious(step.rows, step.context, sampled=step.sampled)
+        plain = read_one(*curve, float(len(step.places)))
+        return curve, self._gain.value * len(step.places) / plain
 
     def _take(self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray) -> None:
         """Keep the likeliest guesses, whoever's they are, as many as pay."""
@@ -297,6 +297,8 @@ class Controller:
         self._since_plain = self._since_plain + 1 if guessed and not step.plain else 0
         self._plain_next = False
         if self._since_plain >= PLAIN_AFTER:
-            plain = self.cost.at(step.rows, step.context, sampled=step.sampled)
-            lost = plain * (1 - 1 / self._gain.value)
-            self._plain_next = self.purse.pay(lost)
+            plain, this = self.cost(
+                np.array([step.rows, step.num_rows]), step.context, sampled=step.sampled
+            ).tolist()
+            expected = step.tokens / len(step.places) * plain / (this + step.draft_seconds)
+            self._plain_next = self.purse.pay(plain * (1 - 1 / max(self._gain.value, expected)))

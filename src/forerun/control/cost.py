@@ -57,21 +57,22 @@ class StepCost:
 
     def __init__(self, rows: Sequence[int], seconds: Sequence[float], *, doubt: float = CURVE_DOUBT) -> None:
         self.rows: FloatArray = np.asarray(rows, dtype=np.float64)
+        if len(rows) < 2 or not (np.diff(self.rows) > 0).all() or not _are_times(seconds):
+            raise ValueError("a curve needs two points or more, from few rows to many, each with its seconds")
+        self._widest_doubt = doubt
         apart = np.abs(np.subtract.outer(np.log2(self.rows), np.log2(self.rows)))
         self._alike = np.exp(-apart / ALIKE)
         self._bands: dict[int, slice] = {}
         self._known = np.zeros(1)  # the mood, and then the curve of one band after the other, as logarithms
         self._doubt = np.full((1, 1), MOOD_DOUBT)
-        self._add(0, np.log(np.asarray(seconds, dtype=np.float64)), doubt)
+        self._add(0, np.log(np.asarray(seconds, dtype=np.float64)))
 
-    def _add(
-        self, number: int, curve: FloatArray, own: float = CURVE_DOUBT, like: slice | None = None
-    ) -> slice:
+    def _add(self, number: int, curve: FloatArray, like: slice | None = None) -> slice:
         """A curve for a band, perhaps one that began as another: what is learnt of that is news of this."""
         old, size = len(self._known), len(curve)
         doubt = np.zeros((old + size, old + size))
         doubt[:old, :old] = self._doubt
-        doubt[old:, old:] = own * self._alike
+        doubt[old:, old:] = self._widest_doubt * self._alike
         if like is not None:
             doubt[old:, :old] = self._doubt[like]
             doubt[:old, old:] = self._doubt[:, like]
@@ -112,6 +113,8 @@ class StepCost:
         bands = {int(number): seconds for number, seconds in values["bands"].items()}
         cost = cls(values["rows"], bands.pop(0))
         for number, seconds in bands.items():
+            if len(seconds) != len(cost.rows) or not _are_times(seconds):
+                raise ValueError("every curve has its seconds for the same rows")
             cost._add(number, np.log(seconds))
         return cost
 
@@ -124,21 +127,28 @@ class StepCost:
 
     def seconds(self, context: int = 0, *, sampled: bool = False) -> FloatArray:
         """The curve with so many tokens of context, at `rows`; where tokens are `sampled` it is another: that
-        takes time for every row.
+        takes time for every row. Where it falls, points that are better known count for more.
         """
         band = self._band(context, sampled)  # which may add one
-        return rising(np.exp(self._known[band] + self._known[0]))
+        known = 1 / (np.diag(self._doubt)[band] + NOISE)
+        return rising(np.exp(self._known[band] + self._known[0]), known)
 
-    def cautious(self, rows: int, context: int = 0, *, sampled: bool = False) -> FloatArray:
-        """The same, seen from a pass of so many rows: what wider ones cost more is made dearer by how much it
-        is in doubt, so that nobody guesses because of what is not known.
+    def cautious(
+        self, rows: int, context: int = 0, *, sampled: bool = False
+    ) -> tuple[FloatArray, FloatArray]:
+        """The same, seen from a pass of so many rows, with a point there: what wider ones cost more is made
+        dearer by how much it is in doubt, so that nobody guesses because of what is not known.
         """
-        band = self._band(context, sampled)
+        band, seconds = self._band(context, sampled), self.seconds(context, sampled=sampled)
         parts, doubt = self._parts(rows), self._doubt[band, band]
         apart = np.diag(doubt) + float(parts @ doubt @ parts) - 2 * (doubt @ parts)
-        wider = np.where(self.rows > rows, CAUTION * np.sqrt(np.maximum(apart, 0.0)), 0.0)
-        dear: FloatArray = self.seconds(context, sampled=sampled) * np.exp(wider)
-        return np.minimum.accumulate(dear[::-1])[::-1]  # nothing is dearer than what is wider
+        dearer = np.exp(np.where(self.rows > rows, CAUTION * np.sqrt(np.maximum(apart, 0.0)), 0.0))
+        dear = np.minimum.accumulate((seconds * dearer)[::-1])[::-1]  # nothing is dearer than what is wider
+        place = int(np.searchsorted(self.rows, rows))
+        if place < len(self.rows) and self.rows[place] == rows:
+            return self.rows, dear
+        here = read_one(self.rows, seconds, float(rows))
+        return np.insert(self.rows, place, rows), np.insert(dear, place, here)
 
     def __call__(self, rows: FloatArray, context: int = 0, *, sampled: bool = False) -> FloatArray:
         """Seconds of passes with so many rows."""
@@ -152,17 +162,28 @@ class StepCost:
     def took(self, rows: int, seconds: float, context: int = 0, *, sampled: bool = False) -> None:
         """A pass of so many rows took so long."""
         band = self._band(context, sampled)
-        surprise = math.log(max(seconds, 1e-9) / self.at(rows, context, sampled=sampled))
-        self._doubt[0, 0] += MOOD_MOVES
-        free = np.sqrt(np.maximum(1 - np.diag(self._doubt)[band] / CURVE_DOUBT, 0.0))
-        self._doubt[band, band] += CURVE_MOVES * self._alike * np.outer(free, free)
+        self._move(band)
+        weights = self._parts(rows) * np.exp(self._known[band])
         parts = np.zeros(len(self._known))
-        parts[0], parts[band] = 1.0, self._parts(rows)
+        parts[0], parts[band] = 1.0, weights / weights.sum()
+        expected = float(weights.sum())
+        if rows > self.rows[-1]:
+            expected = read_one(self.rows, self.seconds(context, sampled=sampled), float(rows))
+            expected /= math.exp(self._known[0])
+        surprise = math.log(max(seconds, 1e-9) / expected) - float(self._known[0])
         shared = self._doubt @ parts
         variance = float(parts @ shared) + NOISE
         most = max(SURPRISE, 2 * math.sqrt(variance))
-        self._known += shared / variance * min(max(surprise, -most), most)
+        variance *= max(1.0, abs(surprise) / most)  # the more surprising, the less it counts
+        self._known += shared / variance * surprise
         self._doubt -= np.outer(shared, shared) / variance
+
+    def _move(self, band: slice) -> None:
+        """Between steps mood and curve may have moved; no point is more in doubt than it was at first."""
+        self._doubt[0, 0] += MOOD_MOVES
+        if self._widest_doubt:
+            free = np.sqrt(np.maximum(1 - np.diag(self._doubt)[band] / self._widest_doubt, 0.0))
+            self._doubt[band, band] += CURVE_MOVES * self._alike * np.outer(free, free)
 
     def _parts(self, rows: int) -> FloatArray:
         """By how much each point of the curve says what so many rows cost."""
@@ -185,21 +206,28 @@ class StepCost:
             return abs(other % per_kind - number % per_kind), other // per_kind != number // per_kind
 
         nearest = self._bands[min(self._bands, key=distance)]
-        return self._add(number, self._known[nearest].copy(), like=nearest)
+        return self._add(number, self._known[nearest].copy(), nearest)
+
+
+def _are_times(seconds: Sequence[float]) -> bool:
+    values = np.asarray(seconds, dtype=np.float64)
+    return bool(np.isfinite(values).all() and (values > 0).all())
 
 
 @compiled
-def rising(values: FloatArray) -> FloatArray:
-    """The nearest curve that never falls, by least squares: neighbours that fall are levelled."""
-    means, sizes = np.empty(len(values)), np.empty(len(values), dtype=np.int64)
+def rising(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """The nearest curve that never falls, by weighted least squares: neighbours that fall are levelled."""
+    means, totals = np.empty(len(values)), np.empty(len(values))
+    sizes = np.empty(len(values), dtype=np.int64)
     blocks = 0
-    for value in values:
-        means[blocks], sizes[blocks] = value, 1
+    for i in range(len(values)):
+        means[blocks], totals[blocks], sizes[blocks] = values[i], weights[i], 1
         blocks += 1
         while blocks > 1 and means[blocks - 2] > means[blocks - 1]:
-            size = sizes[blocks - 2] + sizes[blocks - 1]
-            both = means[blocks - 2] * sizes[blocks - 2] + means[blocks - 1] * sizes[blocks - 1]
-            means[blocks - 2], sizes[blocks - 2] = both / size, size
+            total = totals[blocks - 2] + totals[blocks - 1]
+            both = means[blocks - 2] * totals[blocks - 2] + means[blocks - 1] * totals[blocks - 1]
+            means[blocks - 2], totals[blocks - 2] = both / total, total
+            sizes[blocks - 2] += sizes[blocks - 1]
             blocks -= 1
     out = np.empty(len(values))
     at = 0

@@ -24,7 +24,7 @@ BEARABLE: Final = 0.01
 
 
 class Purse:
-    """Seconds for finding out. What is spent was saved before, a share of every step."""
+    """Seconds for finding out. What is spent was saved before, a share of every step, and a head start."""
 
     __slots__ = ("seconds", "spent", "total")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from forerun.bench.load import OURS, PLAIN, Run, compare, fitted
+from forerun.bench.load import OURS, PLAIN, Run, compare, fitted, lines_of, markdown, runs_of, values
 
 TURNS = 8
 
@@ -14,14 +16,26 @@ def seconds(rows: int) -> float:
     return 0.02 + 0.001 * rows
 
 
-def runs(way: str, rows: list[int], said: int, noise: float = 0.05) -> list[Run]:
+def runs(
+    way: str,
+    rows: list[int],
+    said: int,
+    *,
+    noise: float = 0.05,
+    own: float = 0.0,
+    cell: str = "float32 | chat | 4",
+    level: float = 1.0,
+) -> list[Run]:
     """Turns of steps with these rows, each of which says so many tokens; every turn has a mood."""
     random = np.random.default_rng(len(way))
     moods = np.exp(np.random.default_rng(7).normal(0, 0.3, TURNS))
     return [
         Run.of(
-            ("greedy", "chat", way, turn),
-            [(num, said, seconds(num) * mood * float(np.exp(random.normal(0, noise)))) for num in rows],
+            ("float32, greedy", cell, way, turn),
+            [
+                (num, said, own + seconds(num) * mood * level * float(np.exp(random.normal(0, noise))), own)
+                for num in rows
+            ],
         )
         for turn, mood in enumerate(moods)
     ]
@@ -50,7 +64,39 @@ def test_a_way_that_is_slower_is_found_out_by_both_measures() -> None:
     assert not ratio.holds
 
 
+def test_cells_that_differ_in_level_share_one_curve() -> None:
+    """Rows that one cell alone has are priced in proportion to those that both have."""
+    alone = [*runs(PLAIN, [1] * 60, 1, cell="float32 | chat | 1")]
+    alone += runs(OURS, [1, 4, 8, 12] * 15, 2, cell="float32 | chat | 1")
+    loaded = [
+        *runs(PLAIN, [4] * 60, 4, level=1.4),
+        *runs(OURS, [4, 8] * 30, 6, level=1.4),
+    ]
+    curve = fitted([*alone, *loaded])
+    for rows in (1, 4, 8, 12):
+        assert curve.at(rows) / curve.at(4) == pytest.approx(seconds(rows) / seconds(4), rel=0.03)
+
+
+def test_what_we_take_ourselves_counts_without_noise_too() -> None:
+    plain = runs(PLAIN, [4] * 60, 4)
+    ours = runs(OURS, [4] * 60, 4, own=0.05 * seconds(4))
+    assert compare(ours, plain, fitted([*plain, *ours])).without_noise == pytest.approx(1 / 1.05, rel=0.01)
+
+
 def test_the_curve_never_falls() -> None:
     plain = runs(PLAIN, [4] * 40 + [5], 4, noise=0.4)
     curve = fitted(plain)
     assert list(curve.seconds) == sorted(curve.seconds)
+
+
+def test_lines_are_made_from_what_was_kept_alone() -> None:
+    found = [*runs(PLAIN, [4] * 60, 4), *runs(OURS, [8] * 60, 7), *runs("fixed 2", [12] * 60, 7)]
+    found += runs("fixed 4", [20] * 60, 7)
+    kept = runs_of(json.loads(json.dumps(values(found))))
+    assert kept == found
+    (line,) = lines_of(kept)
+    assert line["best"] == "fixed 2"
+    assert line["holds"]
+    assert line["over_best"]["without_noise"] == pytest.approx(seconds(12) / seconds(8), rel=0.02)
+    assert line["tokens_per_step"] == 7 / 4
+    assert markdown([line]).splitlines()[2].startswith("| float32 | chat | 4 | 1.")

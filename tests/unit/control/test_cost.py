@@ -20,11 +20,23 @@ def test_a_curve_is_a_line_between_what_was_measured_and_goes_on_behind() -> Non
     assert cost(rows).tolist() == pytest.approx([1.0, 1.0, 1.1, 1.3, 1.5, 1.9])
 
 
-@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12))
-def test_a_curve_never_falls_and_stays_near(values: list[float]) -> None:
-    found = rising(np.array(values))
+@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(0.1, 10.0)), min_size=1, max_size=12))
+def test_a_curve_never_falls_and_stays_near(points: list[tuple[float, float]]) -> None:
+    values, weights = np.array(points).T
+    found = rising(values.copy(), weights.copy())
     assert (np.diff(found) >= 0).all()
-    assert found == pytest.approx(isotonic_regression(values).x)
+    assert found == pytest.approx(isotonic_regression(values, weights=weights).x)
+
+
+def test_what_is_no_curve_is_refused() -> None:
+    for rows, seconds in (
+        ((1,), (1.0,)),
+        ((2, 1), (1.0, 2.0)),
+        ((1, 2), (1.0, 0.0)),
+        ((1, 2), (1.0, np.nan)),
+    ):
+        with pytest.raises(ValueError, match="two points"):
+            StepCost(rows, seconds)
 
 
 def test_the_fastest_of_a_few_turns_counts() -> None:
@@ -99,13 +111,24 @@ def test_steps_of_one_kind_say_nothing_of_others() -> None:
 def test_what_is_in_doubt_seems_dear_until_it_was_seen() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
     assert cost.at(16) == pytest.approx(1.0)
-    before = cost.cautious(1)
+    _, before = cost.cautious(1)
     assert before[0] == pytest.approx(1.0)
     assert before[2] > 1.05
+    knots, seconds = cost.cautious(3)
+    assert knots.tolist() == [1, 3, 4, 16]
+    assert seconds[:2].tolist() == pytest.approx([1.0, 1.0])
+    assert seconds[2] > 1.02
     for _ in range(40):
         cost.took(16, 1.0)
         cost.took(1, 1.0)
-    assert cost.cautious(1)[2] < 1.02
+    assert cost.cautious(1)[1][2] < 1.02
+
+
+def test_a_curve_that_is_known_stays_known() -> None:
+    cost = StepCost((1, 2), (1.0, 1.012), doubt=0.0)
+    for number in range(1000):
+        cost.took(1 + number % 2, 1.0 + 0.012 * (number % 2))
+    assert cost.cautious(1)[1].tolist() == pytest.approx([1.0, 1.012])
 
 
 def test_a_step_that_was_disturbed_hardly_counts() -> None:
