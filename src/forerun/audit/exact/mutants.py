@@ -138,7 +138,7 @@ def prune_what_was_drawn(play: Play) -> Draft:
         return draft
     drawn_from = [draft.q[parent].probs for parent in draft.parents.tolist()]
     chances = [float(q[token]) for q, token in zip(drawn_from, draft.tokens.tolist(), strict=True)]
-    controller = Controller(StepCost((1, 2), (1.0, 1.5)))
+    controller = Controller(StepCost((1, 2), (1.0, 1.5), doubt=0.0))
     controller.admit("drawn", greedy=False)
     step = controller.open(["drawn"], rows=1)
     guesses = Guesses.of([draft], partial(controller.kind, step))
