@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
+from functools import wraps
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -103,6 +104,7 @@ class Stock:
     def timed(cls, method: Any) -> Any:
         """A method of it, with its time taken."""
 
+        @wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
@@ -191,12 +193,18 @@ def family(dtype: str, text: str) -> str:
     return f"{dtype}, {kind}"
 
 
+def warm(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
+    """Let the engine run for a while, as servers do; what it learns from everything stays."""
+    task = progress.add_task("warming up", total=len(cells))
+    for prompts, params in cells.values():
+        bench.run(OURS, prompts * WARM, params, 4)
+        progress.advance(task)
+
+
 def measure(
     bench: Bench, dtype: str, widths: list[int], cells: dict[str, Any], turns: int, progress: Progress
 ) -> list[Run]:
     """Every cell, turn by turn; a turn before the first is not counted."""
-    for prompts, params in cells.values():  # a server that has been up for a minute
-        bench.run(OURS, prompts * WARM, params, 4)
     runs = []
     task = progress.add_task(dtype, total=len(widths) * len(cells))
     for concurrency in widths:
@@ -270,8 +278,10 @@ def main(
     StockScheduler.schedule = Stock.timed(StockScheduler.schedule)
     StockScheduler.update_from_output = Stock.timed(StockScheduler.update_from_output)
     bench = Bench(model, dtype)
-    cells = {name: cell for name, cell in texts(transcripts).items() if name.startswith(only)}
+    every = texts(transcripts)
+    cells = {name: cell for name, cell in every.items() if name.startswith(only)}
     with Progress(console=Console(stderr=True)) as progress:
+        warm(bench, every, progress)
         runs = measure(bench, dtype, widths, cells, turns, progress)
     asked = f"--transcripts {transcripts.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
     asked += f" --only '{only}'" if only else ""

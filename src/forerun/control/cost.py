@@ -24,6 +24,9 @@ REPEATS: Final = 4
 ENOUGH: Final = 3.0
 """The curve is measured so many times, or until that took so many seconds; once at least."""
 
+TILE: Final = 16
+"""Matrices are multiplied in tiles of so many rows, or of a few times as many."""
+
 TOO_SLOW: Final = 1.0
 """A pass that takes so many seconds ends the curve; wider ones would only take longer."""
 
@@ -85,14 +88,16 @@ class StepCost:
     def measured(cls, seconds: Callable[[int], float], most: int, *, by_clock: bool = True) -> StepCost:
         """The curve of a step that says how long it took with so many rows, up to `most`.
 
-        The fastest of a few turns counts, since what a busy machine adds is not the step's. Between powers of
-        two the curve is a line, and behind the last it goes on as it ended. If not `by_clock`, slow steps are
-        measured as often as others: ranks that work together must agree on what they run.
+        The fastest of a few turns counts, since what a busy machine adds is not the step's. It is measured at
+        powers of two, and right behind those at which tiles end: there it often leaps. Between them the curve
+        is a line, and behind the last it goes on as it ended. If not `by_clock`, slow steps are measured as
+        often as others: ranks that work together must agree on what they run.
         """
         rows = [1, 2]
         seconds(1)  # whatever is made at first use
         while 2 * rows[-1] <= most and (seconds(rows[-1]) < TOO_SLOW or not by_clock):
             rows.append(2 * rows[-1])
+        rows = sorted([*rows, *(num + 1 for num in rows[:-1] if num >= TILE)])
         turns: list[list[float]] = []
         while len(turns) < REPEATS and (np.sum(turns) < ENOUGH or not by_clock):
             turns.append([seconds(num) for num in rows])

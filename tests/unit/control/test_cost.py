@@ -46,9 +46,9 @@ def test_the_fastest_of_a_few_turns_counts() -> None:
         calls.append(rows)
         return 0.001 * rows * (1 + len(calls) % 3)
 
-    cost = StepCost.measured(seconds, most=20)
-    assert cost.rows.tolist() == [1, 2, 4, 8, 16]
-    assert calls.count(16) == REPEATS, "the last of them is not tried before"
+    cost = StepCost.measured(seconds, most=40)
+    assert cost.rows.tolist() == [1, 2, 4, 8, 16, 17, 32]
+    assert calls.count(32) == REPEATS, "the last of them is not tried before"
     assert cost.at(1) == pytest.approx(0.001)
 
 
