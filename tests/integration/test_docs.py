@@ -16,7 +16,6 @@ from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, pr
 from forerun.audit.exact.mutants import MUTANTS
 from forerun.audit.exact.registry import Kind
 from forerun.audit.words import number
-from forerun.bench.load import lines_of, markdown, runs_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -129,16 +128,6 @@ def test_the_readme_and_the_notes_quote_the_record_of_the_local_engine() -> None
     for line in record["lines"]:
         if "share" in line:
             assert f"{line['share']:.1%}".replace("%", " %") in notes
-
-
-def test_the_guide_prints_what_was_measured_under_load() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "bench-load.json").read_text())
-    guide = (ROOT / "docs" / "control.md").read_text()
-    assert markdown(record["lines"]) in guide
-    again = lines_of(runs_of(record["runs"]))
-    assert len(again) == len(record["lines"]) == 30
-    for line, kept in zip(again, record["lines"], strict=True):
-        assert line["over_plain"] == pytest.approx(kept["over_plain"], rel=1e-6)
 
 
 def test_no_document_names_a_place_on_somebodys_machine() -> None:
