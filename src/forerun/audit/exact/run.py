@@ -10,7 +10,7 @@ from forerun.audit.exact.kernels import compare_nucleus, compare_race, compare_v
 from forerun.audit.exact.mutants import MUTANTS, catch, catch_bound
 from forerun.audit.exact.registry import HONEST, Row, prove, prove_lenient
 
-NUM_ROWS = 48
+NUM_ROWS = 49
 """How many rows a whole run has; a test holds it to the truth."""
 
 
