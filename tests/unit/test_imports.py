@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "forerun"
 
 LAYERS = (
     {"errors"},
-    {"types"},
+    {"types", "plots"},
     {"config"},
     {"core"},
     {"models"},
@@ -27,7 +27,7 @@ LAYERS = (
 OWN = {
     "vllm": ("engines/vllm",),
     "transformers": ("models",),
-    "matplotlib": ("bench/figures", "audit/figures", "simulate/figures"),
+    "matplotlib": ("plots", "bench/figures", "audit/figures"),
 }
 """Packages that only some rooms may import."""
 

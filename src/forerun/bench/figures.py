@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from forerun.core import theory
-from forerun.errors import MissingExtra
+from forerun.plots import pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _DEEP: Final = 2.5
 
 def draw_theory(path: Path) -> None:
     """Figures 2 to 4 of Leviathan et al.: tokens per run, the best gamma, gain against operations."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, (tokens, best, trade) = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
     for gamma in (1, 3, 5, 7, 10):
         tokens.plot(_ALPHAS, [theory.expected_tokens(a, gamma) for a in _ALPHAS], label=f"γ = {gamma}")
@@ -45,7 +45,7 @@ def draw_load(cells: Sequence[dict[str, Any]], path: Path) -> None:
     A cell is coloured by the ratio without noise, which is its large number; the small ones are the median by
     the clock and its interval.
     """
-    plt = _pyplot()
+    plt = pyplot()
     texts, dtypes, loads = (
         list(dict.fromkeys(cell[key] for cell in cells)) for key in ("text", "dtype", "concurrency")
     )
@@ -88,15 +88,3 @@ def _label(axes: Axes, title: str, y: str) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
-
-
-def _pyplot() -> Any:
-    """matplotlib without a screen, or a sentence that says how to get it."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plots") from error
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-
-    return plt

@@ -39,6 +39,10 @@ LATELY: Final = 0.1
 """What a step counts for in what was so of late."""
 
 
+Worth = tuple[tuple[FloatArray, FloatArray], float]
+"""The curve of a step's passes, and the tokens that a second is worth."""
+
+
 @dataclass(slots=True)
 class Step:
     """A step that was opened: who is in it, what it is without guesses, and what was decided."""
@@ -191,8 +195,9 @@ class Controller:
         if len(guesses):
             survivals = self.estimate(step, guesses)
             if not (step.plain or unasked.all()):
-                self._take(step, guesses, survivals, kept)
-                self._probe(step, guesses, survivals, kept)
+                worth = self._worth(step)
+                self._take(step, guesses, survivals, kept, worth)
+                self._probe(step, guesses, survivals, kept, worth)
             step.tokens += float(survivals[kept].sum())
             self._guessed[step.places[guesses.owners[kept]]] = self._num_steps
             step.guesses = guesses.some(kept)
@@ -233,7 +238,7 @@ class Controller:
         """Whose class of requests loses by guessing."""
         return np.where(greedy, self.accounts[True].loses, self.accounts[False].loses)
 
-    def _worth(self, step: Step) -> tuple[tuple[FloatArray, FloatArray], float]:
+    def _worth(self, step: Step) -> Worth:
         """The curve of a step's passes, and what a second is worth in tokens: plain decoding of these
         requests alone, without prompts that others read, times the gain of late.
         """
@@ -241,17 +246,21 @@ class Controller:
         plain = read_one(*curve, float(len(step.places)))
         return curve, self._gain.value * len(step.places) / plain
 
-    def _take(self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray) -> None:
+    def _take(
+        self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray, worth: Worth
+    ) -> None:
         """Keep the likeliest guesses, whoever's they are, as many as pay."""
         free = np.flatnonzero(~kept & ~self._stands_down(step.greedy)[guesses.owners])
-        curve, rate = self._worth(step)
+        curve, rate = worth
         rows = step.rows + int(kept.sum())
         order = free[likeliest(survivals[free], rows, curve, rate)]
         tokens = step.tokens + float(survivals[kept].sum())
         num, _ = how_many(survivals[order], tokens, rows, curve, rate, 0.0)
         kept[order[:num]] = True
 
-    def _probe(self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray) -> None:
+    def _probe(
+        self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray, worth: Worth
+    ) -> None:
         """Let requests that got no guess have one, as many as can be paid for, who waited longest first."""
         firsts = guesses.firsts()
         has = np.bincount(guesses.owners[kept], minlength=len(step.places)) > 0
@@ -260,7 +269,7 @@ class Controller:
             return
         firsts = firsts[np.argsort(self._guessed[step.places[guesses.owners[firsts]]], kind="stable")]
         rows = step.rows + int(kept.sum())
-        curve, rate = self._worth(step)
+        curve, rate = worth
         seconds = read(*curve, np.arange(rows, rows + len(firsts) + 1, dtype=np.float64))
         hopes = np.where(self._stands_down(step.greedy)[guesses.owners[firsts]], 0.0, survivals[firsts])
         losses = seconds[1:] - seconds[0] - np.cumsum(hopes) / rate

@@ -103,11 +103,6 @@ class Survival:
         """
         return survive(stated, parents, kinds, places, self.lines, self.bias)
 
-    def chance(self, kind: int, places: IntArray, stated: float) -> FloatArray:
-        """The chance of a guess of a kind for each of some requests."""
-        num = len(places)
-        return self.estimate(np.full(num, stated), np.full(num, -1), np.full(num, kind), places)
-
     def learn(
         self,
         stated: FloatArray,

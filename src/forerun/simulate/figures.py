@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from forerun.errors import MissingExtra
+from forerun.plots import pyplot
 
 if TYPE_CHECKING:
     from forerun.simulate.scenario import Answer, Scenario
@@ -18,7 +18,7 @@ COLOURS: Final = {"plain": "#8a8f98", "fixed": "#d9822b", "forerun": "#1a7f5a"}
 
 def draw_scenario(scenario: Scenario, answers: Sequence[Answer], path: Path) -> None:
     """Requests under way, seconds between tokens and guesses over time, for everybody who decides."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, rows = plt.subplots(3, 1, figsize=(9, 7), sharex=True, layout="constrained")
     titles = ("Requests in the machines", "Milliseconds from token to token", "Guesses per request and step")
     for axes, title in zip(rows, titles, strict=True):
@@ -42,7 +42,7 @@ def draw_scenario(scenario: Scenario, answers: Sequence[Answer], path: Path) -> 
 
 def draw_grid(cells: Sequence[dict[str, Any]], path: Path) -> None:
     """Speed over plain decoding by chance and batch, a panel for every cost, stationary texts."""
-    plt = _pyplot()
+    plt = pyplot()
     mine = [cell for cell in cells if cell["text"] == "stationary"]
     knees = sorted({cell["knee"] for cell in mine})
     chances, batches = (sorted({cell[key] for cell in mine}) for key in ("chance", "batch"))
@@ -69,15 +69,3 @@ def _value(cells: Sequence[dict[str, Any]], knee: int, chance: float, batch: int
     wanted = (knee, chance, batch)
     found = (cell for cell in cells if (cell["knee"], cell["chance"], cell["batch"]) == wanted)
     return float(next(found)["over_plain"])
-
-
-def _pyplot() -> Any:
-    """matplotlib without a screen, or a sentence that says how to get it."""
-    try:
-        import matplotlib as mpl  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plots") from error
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-
-    return plt
