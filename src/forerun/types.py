@@ -97,6 +97,9 @@ def _within(name: str, value: float, low: float, high: float, *, open_below: boo
     raise InvalidSampling(f"{name} is {value}; it must be finite, {below}{above}")
 
 
+_PLAINLY = SamplingParams()
+
+
 class Tokens(Protocol):
     """A sequence of token ids that can be sliced without knowing what holds it: a list, an array, a view."""
 
@@ -122,7 +125,7 @@ class RequestView:
     tokens: Tokens
     num_prompt: int | None = None
     salt: str | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: SamplingParams = _PLAINLY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,7 +187,8 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         """Whether every node follows the one before it."""
-        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
+        parents: list[int] = self.parents.tolist()
+        return parents == [*range(-1, len(self) - 1)]  # quicker than arrays for so few
 
     @property
     def depth(self) -> int:
@@ -203,6 +207,8 @@ class Draft:
         if num >= len(self):
             return self
         self._demand_kept(self.sampled[num:])
+        if not num:
+            return _NO_DRAFT
         return Draft(
             tokens=self.tokens[:num],
             parents=self.parents[:num],
@@ -237,7 +243,7 @@ class Draft:
 
     def _demand_kept(self, dropped: BoolArray) -> None:
         """Raise if any node that is dropped was drawn."""
-        if dropped.any():
+        if np.count_nonzero(dropped):
             raise InvalidDraft("a guess that was drawn cannot be dropped: draw fewer instead")
 
     def path(self, node: int) -> list[int]:
@@ -256,22 +262,23 @@ class Draft:
                 f"{num} tokens came with {len(self.parents)} parents and {len(self.sampled)} entries of"
                 " `sampled`; each node needs one of each"
             )
-        wrong = np.flatnonzero((self.parents < ROOT) | (self.parents >= np.arange(num)))
-        if wrong.size:
-            node = int(wrong[0])
-            raise InvalidDraft(
-                f"node {node} has parent {self.parents[node]}; a parent comes first, or is {ROOT}"
-            )
+        tokens, parents = self.tokens.tolist(), self.parents.tolist()  # quicker than arrays for so few
+        for node, parent in enumerate(parents if parents != [*range(-1, num - 1)] else ()):
+            if not ROOT <= parent < node:
+                raise InvalidDraft(f"node {node} has parent {parent}; a parent comes first, or is {ROOT}")
+        if self.tokens.dtype.kind not in "iu":
+            raise InvalidDraft(f"tokens came as {self.tokens.dtype}; they are whole numbers")
         top = math.inf if vocab_size is None else vocab_size
-        if num and not (self.tokens.min() >= 0 and self.tokens.max() < top):
-            raise InvalidDraft(
-                f"tokens run from {self.tokens.min()} to {self.tokens.max()}; the vocabulary has {top}"
-            )
-        missing = {int(parent) for parent in self.parents[self.sampled]} - set(self.q)
-        if missing:
+        if num and not (min(tokens) >= 0 and max(tokens) < top):
+            raise InvalidDraft(f"tokens run from {min(tokens)} to {max(tokens)}; the vocabulary has {top}")
+        drawn = self.sampled.tolist()
+        if True in drawn and (missing := set(compress(parents, drawn)) - self.q.keys()):
             raise InvalidDraft(
                 f"sampled children of node {min(missing)} came without the q they were drawn from"
             )
+
+
+_NO_DRAFT = Draft.chain([])
 
 
 @dataclass(frozen=True, slots=True)

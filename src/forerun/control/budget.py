@@ -17,21 +17,25 @@ import numpy as np
 
 from forerun.control.cost import read_one
 from forerun.core.compiled import compiled
-from forerun.types import FloatArray, IntArray
+from forerun.types import BoolArray, FloatArray, IntArray
+
+Curve = tuple[FloatArray, FloatArray]
+"""Rows, and the seconds of passes that have so many."""
+
+Worth = tuple[Curve, float]
+"""The curve of a step's passes, and the tokens that a second is worth."""
 
 MARGIN: Final = 0.01
 """Guessing has to bring so many tokens more for every one that plain decoding says: estimates err, and the
 best of many errs up."""
 
+LEVELS: Final = 1000
+"""Survivals are told apart by so many."""
+
 
 @compiled
 def how_many(
-    survivals: FloatArray,
-    tokens: float,
-    rows: int,
-    curve: tuple[FloatArray, FloatArray],
-    rate: float,
-    extra: float,
+    survivals: FloatArray, tokens: float, rows: int, curve: Curve, rate: float, extra: float
 ) -> tuple[int, float]:
     """How many guesses to take, the likeliest first, and what they are worth in tokens.
 
@@ -40,41 +44,78 @@ def how_many(
     """
     knots, seconds = curve
     plain = read_one(knots, seconds, rows)
-    best, most, gained = 0, MARGIN * tokens, 0.0
+    best, most, gained, left = 0, MARGIN * tokens, 0.0, survivals.sum()
     for num in range(1, len(survivals) + 1):
         gained += survivals[num - 1]
+        left -= survivals[num - 1]
         worth = gained - rate * (read_one(knots, seconds, rows + num) + extra - plain)
         if worth > most:
             best, most = num, worth
+        elif worth + left <= most:  # the curve never falls
+            break
     return best, most if best else 0.0
 
 
-def likeliest(
-    survivals: FloatArray, rows: int, curve: tuple[FloatArray, FloatArray], rate: float
-) -> IntArray:
-    """The places of the guesses that `how_many` could take, the likeliest first: of thousands only those that
-    would pay if all of them stood for as much as everybody's guesses together.
+@compiled
+def likeliest(survivals: FloatArray, free: BoolArray) -> IntArray:
+    """The places of the guesses that are free, the likeliest first. They are told apart by parts in a
+    thousand; of those that are alike the first comes first, so that none is before what it follows.
     """
-    most = how_many_at_most(survivals.sum(), len(survivals), rows, curve, rate)
-    some = np.argpartition(-survivals, most)[:most] if most < len(survivals) else np.arange(len(survivals))
-    return some[np.argsort(-survivals[some], kind="stable")]
+    begins = np.zeros(LEVELS + 1, dtype=np.int64)
+    for place in range(len(survivals)):
+        if free[place]:
+            begins[_level(survivals[place]) + 1] += 1
+    for level in range(LEVELS):
+        begins[level + 1] += begins[level]
+    order = np.empty(begins[LEVELS], dtype=np.int64)
+    for place in range(len(survivals)):
+        if free[place]:
+            level = _level(survivals[place])
+            order[begins[level]] = place
+            begins[level] += 1
+    return order
 
 
 @compiled
-def how_many_at_most(
-    tokens: float, num: int, rows: int, curve: tuple[FloatArray, FloatArray], rate: float
-) -> int:
-    """How many of so many guesses can be checked in the time that these tokens pay for."""
-    knots, seconds = curve
-    enough = read_one(knots, seconds, rows) + tokens / rate
-    low, high = 0, num
-    while low < high:  # the curve never falls
-        middle = (low + high + 1) // 2
-        if read_one(knots, seconds, rows + middle) <= enough:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _level(survival: float) -> int:
+    return min(max(int((1.0 - survival) * LEVELS), 0), LEVELS - 1)
+
+
+@compiled
+def take(
+    kept: BoolArray, survivals: FloatArray, free: BoolArray, num_requests: int, rows: int, worth: Worth
+) -> None:
+    """Keep the likeliest guesses, whoever's they are, as many as pay beside those that are kept."""
+    curve, rate = worth
+    tokens = float(num_requests)
+    for place in range(len(kept)):
+        if kept[place]:
+            tokens += survivals[place]
+            rows += 1
+    order = likeliest(survivals, free)
+    num, _ = how_many(survivals[order], tokens, rows, curve, rate, 0.0)
+    for place in order[:num]:
+        kept[place] = True
+
+
+@compiled
+def probe(
+    kept: BoolArray, firsts: IntArray, hopes: FloatArray, rows: int, worth: Worth, purse: float
+) -> float:
+    """Keep as many of these guesses, in this order, as a purse can pay for, and say what they cost."""
+    (knots, seconds), rate = worth
+    rows += kept.sum()
+    plain, dearest, hope, num, price = read_one(knots, seconds, rows), -np.inf, 0.0, 0, 0.0
+    for place in firsts:
+        hope += hopes[place]
+        loss = read_one(knots, seconds, rows + num + 1) - plain - hope / rate
+        dearest = max(dearest, loss)
+        if dearest > purse:
+            break
+        num, price = num + 1, loss
+    for place in firsts[:num]:
+        kept[place] = True
+    return price
 
 
 @compiled
@@ -82,7 +123,7 @@ def how_far(
     chances: FloatArray,
     rooms: IntArray,
     rows: int,
-    curve: tuple[FloatArray, FloatArray],
+    curve: Curve,
     rate: float,
     pass_seconds: float,
 ) -> IntArray:

@@ -1,6 +1,7 @@
 """Who decides how far to guess: one controller for an engine, asked once a step.
 
     step = controller.open(names, rows)          # who is in the pass, and its rows without any guess
+    whose = controller.looks(step)                # for whom it is worth looking for guesses
     budgets = controller.allot(step, who, rooms)  # how far somebody is to draw: nothing is drawn yet
     kept = controller.choose(step, guesses)       # which guesses are made
     controller.close(step, stood, seconds)        # what became of them, and how long it took
@@ -11,17 +12,19 @@ which has not seen them; only a step that was to be plain before anybody drew le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from forerun.control.budget import how_far, how_many, likeliest
-from forerun.control.cost import StepCost, read, read_one
-from forerun.control.guesses import ASSUMED, Guesses
-from forerun.control.honesty import Account, Purse
+from forerun.control.budget import Worth, how_far, probe, take
+from forerun.control.cost import StepCost, read_one
+from forerun.control.guesses import ASSUMED, Columns, Guesses, add_ancestors, leading
+from forerun.control.honesty import Account, Purse, Rest
 from forerun.control.survival import Survival
+from forerun.core.compiled import compiled
 from forerun.types import BoolArray, FloatArray, IntArray
 
 PLAIN_AFTER: Final = 8
@@ -35,12 +38,12 @@ FIRST_PASS: Final = 0.1
 BELIEVED: Final = 0.5
 """A step that took longer or shorter by more than this share of what was expected was disturbed."""
 
+LONGEST_LOOK: Final = 0.1
+"""The share of a step that a look counts for at most: once in a while something is compiled, or a long prompt
+is read, which rest would not spare us."""
+
 LATELY: Final = 0.1
 """What a step counts for in what was so of late."""
-
-
-Worth = tuple[tuple[FloatArray, FloatArray], float]
-"""The curve of a step's passes, and the tokens that a second is worth."""
 
 
 @dataclass(slots=True)
@@ -55,12 +58,25 @@ class Step:
     plain: bool
     guesses: Guesses
     tokens: float
+    num_greedy: int
     draft_seconds: float = 0.0
+    look_seconds: float = 0.0
+    looking: tuple[bool, bool] | None = None
+    promised: Sequence[Sequence[float]] = ((0.0, 0.0), (0.0, 0.0))
+    found: tuple[float, float] = (0.0, 0.0)
+    """For requests whose tokens are drawn, and for greedy ones: whether guesses are looked for; what those
+    promise that were then taken, in tokens, and how many they are; and how many stood.
+    """
 
     @property
     def sampled(self) -> bool:
         """Whether anybody's tokens are drawn."""
-        return not self.greedy.all()
+        return self.num_greedy < len(self.places)
+
+    @property
+    def columns(self) -> tuple[IntArray, BoolArray, BoolArray]:
+        """Where everybody is, whose tokens are not drawn, and whose guesses are ours to choose."""
+        return self.places, self.greedy, self.adaptive
 
     @property
     def num_rows(self) -> int:
@@ -106,9 +122,10 @@ class Controller:
         self.survival = Survival()
         self.purse = Purse()
         self.accounts = {greedy: Account() for greedy in (True, False)}
+        self.rests = (Rest(), Rest())
         self._gain = Gain()
-        self._classes: dict[str, tuple[bool, bool]] = {}
         self._pass_share: dict[str, float] = {}
+        self._greedy, self._adaptive = np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)
         self._guessed = np.zeros(0, dtype=np.int64)
         self._num_steps = self._since_plain = 0
         self._plain_next = False
@@ -117,28 +134,38 @@ class Controller:
         """A new request. One that is not `adaptive` gets every guess that there is."""
         place = self.survival.admit(name)
         if place >= len(self._guessed):
-            self._guessed = np.resize(self._guessed, 2 * place + 8)
+            for column in ("_greedy", "_adaptive", "_guessed"):
+                setattr(self, column, np.resize(getattr(self, column), 2 * place + 8))
+        self._greedy[place], self._adaptive[place] = greedy, adaptive
         self._guessed[place] = self._num_steps
-        self._classes[name] = (greedy, adaptive)
 
     def forget(self, name: str) -> None:
         """A request is over."""
         self.survival.forget(name)
-        self._classes.pop(name, None)
 
     def open(self, names: Sequence[str], rows: int, context: int = 0) -> Step:
         """A step begins: whose next tokens it decides, its rows without guesses, its tokens of context."""
-        classes = np.array([self._classes[name] for name in names], dtype=bool).reshape(-1, 2)
+        places = np.array([self.survival.place(name) for name in names], dtype=np.int64)
+        greedy = self._greedy[places]
         return Step(
-            np.array([self.survival.place(name) for name in names], dtype=np.int64),
-            classes[:, 0],
-            classes[:, 1],
+            places,
+            greedy,
+            self._adaptive[places],
             rows,
             context,
             self._plain_next,
             Guesses.none(),
             float(len(names)),
+            int(np.count_nonzero(greedy)),
         )
+
+    def looks(self, step: Step) -> BoolArray:
+        """For whom to look for guesses that cost nothing but the look: where that pays, and wherever every
+        guess is wanted.
+        """
+        drawn, greedy = (rest.is_over() and not step.plain for rest in self.rests)
+        step.looking = (drawn, greedy)
+        return ~step.adaptive | (greedy if greedy == drawn else np.where(step.greedy, greedy, drawn))
 
     def kind(self, step: Step, source: str, owner: int) -> int:
         """The number of the kind of guess that somebody makes for one of the requests of a step."""
@@ -158,8 +185,7 @@ class Controller:
             np.full(len(rooms), ASSUMED), root, kinds[step.greedy.astype(np.int64)], step.places
         )
         curve, rate = self._worth(step)
-        probe = float(step.rows + np.count_nonzero(asking))
-        now, wider = read(*curve, np.array([step.rows, probe], dtype=np.float64)).tolist()
+        now, wider = (read_one(*curve, float(step.rows + more)) for more in (0, np.count_nonzero(asking)))
         a_pass = self._pass_share.get(source, FIRST_PASS) * now
         budgets = how_far(chances, rooms, step.rows, curve, rate, a_pass)
         if budgets.any():
@@ -190,17 +216,21 @@ class Controller:
 
     def choose(self, step: Step, guesses: Guesses) -> BoolArray:
         """Which of the guesses are made: as many as tokens per second grow with, and a few to find out."""
-        unasked = ~step.adaptive[guesses.owners]
-        kept = guesses.with_ancestors(unasked | (guesses.fixed & (not step.plain)))
-        if len(guesses):
-            survivals = self.estimate(step, guesses)
-            if not (step.plain or unasked.all()):
-                worth = self._worth(step)
-                self._take(step, guesses, survivals, kept, worth)
-                self._probe(step, guesses, survivals, kept, worth)
-            step.tokens += float(survivals[kept].sum())
-            self._guessed[step.places[guesses.owners[kept]]] = self._num_steps
-            step.guesses = guesses.some(kept)
+        if not len(guesses):
+            return np.zeros(0, dtype=bool)
+        survivals = self.estimate(step, guesses)
+        worth = self._worth(step)
+        down = (self.accounts[False].loses, self.accounts[True].loses)
+        purse = self.purse.seconds if self._since_plain < PLAIN_EVERY else -math.inf
+        now = (step.rows, step.plain)
+        kept, promised, loss = settle(
+            guesses.columns, survivals, step.columns, now, worth, down, purse, self._guessed
+        )
+        self.purse.pay(loss)
+        step.tokens += float(survivals[kept].sum())
+        step.promised = promised.tolist()
+        step.guesses = guesses.some(kept)
+        self._guessed[step.places[step.guesses.owners]] = self._num_steps
         return kept
 
     def expected(self, step: Step, guesses: Guesses) -> FloatArray:
@@ -211,10 +241,15 @@ class Controller:
 
     def close(self, step: Step, stood: BoolArray, seconds: float, checked: BoolArray | None = None) -> Rates:
         """A step is over: which of its guesses stood, out of those that were checked (all, if nothing is
-        said), and how long it took.
+        said), and how long it took, looking for guesses included.
         """
+        if len(stood) != len(step.guesses):
+            raise ValueError(
+                f"{len(step.guesses)} guesses were made, and {len(stood)} are said to have ended"
+            )
         self._num_steps += 1
-        if checked is not None:
+        seconds -= step.look_seconds
+        if checked is not None and not checked.all():
             step.guesses, stood = step.guesses.some(checked), stood[checked]
         rates = self._account(step, stood, seconds)
         if 0 < step.num_rows <= 2 * self.cost.rows[-1]:
@@ -246,59 +281,52 @@ class Controller:
         plain = read_one(*curve, float(len(step.places)))
         return curve, self._gain.value * len(step.places) / plain
 
-    def _take(
-        self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray, worth: Worth
-    ) -> None:
-        """Keep the likeliest guesses, whoever's they are, as many as pay."""
-        free = np.flatnonzero(~kept & ~self._stands_down(step.greedy)[guesses.owners])
-        curve, rate = worth
-        rows = step.rows + int(kept.sum())
-        order = free[likeliest(survivals[free], rows, curve, rate)]
-        tokens = step.tokens + float(survivals[kept].sum())
-        num, _ = how_many(survivals[order], tokens, rows, curve, rate, 0.0)
-        kept[order[:num]] = True
-
-    def _probe(
-        self, step: Step, guesses: Guesses, survivals: FloatArray, kept: BoolArray, worth: Worth
-    ) -> None:
-        """Let requests that got no guess have one, as many as can be paid for, who waited longest first."""
-        firsts = guesses.firsts()
-        has = np.bincount(guesses.owners[kept], minlength=len(step.places)) > 0
-        firsts = firsts[~has[guesses.owners[firsts]]]
-        if not len(firsts) or self._since_plain >= PLAIN_EVERY:
-            return
-        firsts = firsts[np.argsort(self._guessed[step.places[guesses.owners[firsts]]], kind="stable")]
-        rows = step.rows + int(kept.sum())
-        curve, rate = worth
-        seconds = read(*curve, np.arange(rows, rows + len(firsts) + 1, dtype=np.float64))
-        hopes = np.where(self._stands_down(step.greedy)[guesses.owners[firsts]], 0.0, survivals[firsts])
-        losses = seconds[1:] - seconds[0] - np.cumsum(hopes) / rate
-        num = int(np.searchsorted(np.maximum.accumulate(losses), self.purse.seconds, side="right"))
-        if num and self.purse.pay(float(losses[num - 1])):
-            kept[firsts[:num]] = True
-
     def _account(self, step: Step, stood: BoolArray, seconds: float) -> Rates:
         """Book what guesses brought and what they took, those that nobody asked us about left out."""
         num = len(step.places)
         if not num:  # prompts alone, or nothing at all
             return Rates(0.0, 0.0, 0.0)
-        plain = self.cost.at(step.rows, step.context, sampled=step.sampled)
-        a_token = self.cost.at(num, step.context, sampled=step.sampled) / num
-        expected = self.cost.at(step.num_rows, step.context, sampled=step.sampled) + step.draft_seconds
-        believed = min(max(seconds, (1 - BELIEVED) * expected), (1 + BELIEVED) * expected)
-        owners = step.guesses.owners
-        for greedy, account in self.accounts.items():
-            mine = (step.greedy[owners] == greedy) & step.adaptive[owners]
-            if mine.any():
-                account.book(
-                    float(stood[mine].sum()) * a_token,
-                    (believed - plain) * float(mine.mean()),
-                    plain * float((step.greedy == greedy).mean()),
-                )
         self.purse.earn(seconds)
+        measured = (num + np.count_nonzero(stood)) / (seconds + step.look_seconds)
+        if not len(stood) and not step.draft_seconds:  # plain decoding is its own measure
+            self._book_looks(step, 0.0, 0.0, seconds)
+            if step.adaptive.all():
+                self._gain.add(1.0, 1.0)
+            return Rates(measured, measured, measured)
+        plain, alone, with_guesses = self._prices(step, step.rows, num, step.num_rows)
+        a_token, expected = alone / num, with_guesses + step.draft_seconds
+        believed = min(max(seconds, (1 - BELIEVED) * expected), (1 + BELIEVED) * expected)
+        if len(stood):
+            books = by_class(step.columns, step.guesses.owners, step.guesses.fixed, stood).tolist()
+            for greedy, (share, made, brought, _) in enumerate(books):
+                if made:
+                    cost = (believed - plain) * made / len(stood)
+                    self.accounts[bool(greedy)].book(brought * a_token, cost, plain * share)
+            step.found = (books[0][3], books[1][3])
+            self._book_looks(step, a_token, (with_guesses - plain) / len(stood), seconds)
         if step.adaptive.all():
-            self._gain.add((num + int(stood.sum())) / num, believed / plain)
-        return Rates(step.tokens / expected, (num + int(stood.sum())) / seconds, num / plain)
+            self._gain.add((num + np.count_nonzero(stood)) / num, believed / plain)
+        return Rates(step.tokens / expected, measured, num / plain)
+
+    def _book_looks(self, step: Step, a_token: float, a_row: float, seconds: float) -> None:
+        """What looking for guesses took, and what those promise that were taken; both as seconds. What stood
+        counts where it is more: somebody found out.
+        """
+        if step.looking is None or step.plain:
+            return
+        nums = (len(step.places) - step.num_greedy, step.num_greedy)
+        look = min(step.look_seconds, LONGEST_LOOK * seconds)
+        for rest, num, looked, (tokens, rows), found in zip(
+            self.rests, nums, step.looking, step.promised, step.found, strict=True
+        ):
+            if num and looked:
+                gained = max(tokens, found) * a_token - rows * a_row
+                rest.looked(max(gained, 0.0), look * num / len(step.places))
+
+    def _prices(self, step: Step, *rows: int) -> list[float]:
+        """The seconds of passes with so many rows, if they are otherwise like those of a step."""
+        curve = self.cost.seconds(step.context, sampled=step.sampled)
+        return [read_one(self.cost.rows, curve, float(num)) for num in rows]
 
     def _look_after_plain(self, step: Step) -> None:
         """See to it that plain steps are measured now and then."""
@@ -306,8 +334,95 @@ class Controller:
         self._since_plain = self._since_plain + 1 if guessed and not step.plain else 0
         self._plain_next = False
         if self._since_plain >= PLAIN_AFTER:
-            plain, this = self.cost(
-                np.array([step.rows, step.num_rows]), step.context, sampled=step.sampled
-            ).tolist()
+            plain, this = self._prices(step, step.rows, step.num_rows)
             expected = step.tokens / len(step.places) * plain / (this + step.draft_seconds)
             self._plain_next = self.purse.pay(plain * (1 - 1 / max(self._gain.value, expected)))
+
+
+@compiled
+def settle(
+    guesses: Columns,
+    survivals: FloatArray,
+    requests: tuple[IntArray, BoolArray, BoolArray],
+    step: tuple[int, bool],
+    worth: Worth,
+    down: tuple[bool, bool],
+    purse: float,
+    guessed: IntArray,
+) -> tuple[BoolArray, FloatArray, float]:
+    """Which guesses are made; what those promise that were taken because they pay, in tokens, and how many
+    they are, for requests whose tokens are drawn and for greedy ones; and what it costs to find out.
+
+    Of those whose class of requests, drawn or greedy, is `down` none is taken. Whoever gets none may have one
+    to find out, those first who `guessed` longest ago.
+    """
+    _, parents, _, owners, fixed = guesses
+    places, greedy, adaptive = requests
+    rows, plain = step
+    kept, free = np.empty(len(owners), dtype=np.bool_), np.empty(len(owners), dtype=np.bool_)
+    asked = False
+    for i in range(len(owners)):
+        kept[i] = not adaptive[owners[i]] or (fixed[i] and not plain)
+        asked = asked or adaptive[owners[i]]
+    add_ancestors(kept, parents)
+    promised, loss = np.zeros((2, 2)), 0.0
+    if asked and not plain:
+        for i in range(len(owners)):
+            free[i] = not kept[i] and not down[int(greedy[owners[i]])]
+        take(kept, survivals, free, len(places), rows, worth)
+        for i in range(len(owners)):
+            if kept[i] and free[i]:
+                promised[int(greedy[owners[i]]), 0] += survivals[i]
+                promised[int(greedy[owners[i]]), 1] += 1
+        firsts = _without(kept, guesses, guessed[places])
+        hopes = np.where(free, survivals, 0.0)
+        loss = probe(kept, firsts, hopes, rows, worth, purse)
+    return kept, promised, loss
+
+
+@compiled
+def _without(kept: BoolArray, guesses: Columns, guessed: IntArray) -> IntArray:
+    """The first guesses of those who have none and could do without, who waited longest first."""
+    _, parents, _, owners, fixed = guesses
+    firsts = np.full(len(guessed), -1)
+    for i in range(len(owners) - 1, -1, -1):
+        if parents[i] < 0 and not fixed[i]:
+            firsts[owners[i]] = i
+    for i in range(len(owners)):
+        if kept[i]:
+            firsts[owners[i]] = -1
+    waiting = np.flatnonzero(firsts >= 0)
+    return firsts[waiting[np.argsort(guessed[waiting], kind="mergesort")]]
+
+
+@compiled
+def by_class(
+    requests: tuple[IntArray, BoolArray, BoolArray], owners: IntArray, fixed: BoolArray, stood: BoolArray
+) -> FloatArray:
+    """For requests whose tokens are drawn, and for greedy ones: their share, and of those of their guesses
+    that were ours to choose how many were made, how many stood, and how many of these nobody had drawn.
+    """
+    _, greedy, adaptive = requests
+    out = np.zeros((2, 4))
+    for i in range(len(greedy)):
+        out[int(greedy[i]), 0] += 1 / len(greedy)
+    for i in range(len(owners)):
+        if adaptive[owners[i]]:
+            out[int(greedy[owners[i]]), 1] += 1
+            out[int(greedy[owners[i]]), 2] += stood[i]
+            out[int(greedy[owners[i]]), 3] += stood[i] and not fixed[i]
+    return out
+
+
+def warm() -> None:
+    """Compile all that a step needs: nobody should wait for that in the first one."""
+    controller = Controller(StepCost.typical())
+    controller.admit("warm-up", greedy=True, adaptive=False)
+    one, size = np.array([1]), np.array([0.5])
+    for _ in range(2):
+        step = controller.open(["warm-up"], 1)
+        controller.looks(step)
+        controller.allot(step, "warm-up", one)
+        kinds = np.array([controller.kind(step, "warm-up", 0)])
+        kept = controller.choose(step, Guesses.chains(size, one, kinds, np.array([False])))
+        controller.close(step, leading(one, one), 1.0, kept)

@@ -135,8 +135,7 @@ class StepCost:
         takes time for every row. Where it falls, points that are better known count for more.
         """
         band = self._band(context, sampled)  # which may add one
-        known = 1 / (np.diag(self._doubt)[band] + NOISE)
-        return rising(np.exp(self._known[band] + self._known[0]), known)
+        return shown(self._known, self._doubt, band.start, band.stop)
 
     def cautious(
         self, rows: int, context: int = 0, *, sampled: bool = False
@@ -144,60 +143,18 @@ class StepCost:
         """The same, seen from a pass of so many rows, with a point there: what wider ones cost more is made
         dearer by how much it is in doubt, so that nobody guesses because of what is not known.
         """
-        band, seconds = self._band(context, sampled), self.seconds(context, sampled=sampled)
-        parts, doubt = self._parts(rows), self._doubt[band, band]
-        apart = np.diag(doubt) + float(parts @ doubt @ parts) - 2 * (doubt @ parts)
-        dearer = np.exp(np.where(self.rows > rows, CAUTION * np.sqrt(np.maximum(apart, 0.0)), 0.0))
-        dear = np.minimum.accumulate((seconds * dearer)[::-1])[::-1]  # nothing is dearer than what is wider
-        place = int(np.searchsorted(self.rows, rows))
-        if place < len(self.rows) and self.rows[place] == rows:
-            return self.rows, dear
-        here = read_one(self.rows, seconds, float(rows))
-        return np.insert(self.rows, place, rows), np.insert(dear, place, here)
-
-    def __call__(self, rows: FloatArray, context: int = 0, *, sampled: bool = False) -> FloatArray:
-        """Seconds of passes with so many rows."""
-        curve = self.seconds(context, sampled=sampled)
-        return read(self.rows, curve, np.asarray(rows, dtype=np.float64))
+        band = self._band(context, sampled)
+        return seen_from(float(rows), self.rows, self._known, self._doubt, band.start, band.stop)
 
     def at(self, rows: int, context: int = 0, *, sampled: bool = False) -> float:
         """Seconds of one pass."""
-        return float(self(np.array([float(rows)]), context, sampled=sampled)[0])
+        return read_one(self.rows, self.seconds(context, sampled=sampled), float(rows))
 
     def took(self, rows: int, seconds: float, context: int = 0, *, sampled: bool = False) -> None:
         """A pass of so many rows took so long."""
         band = self._band(context, sampled)
-        self._move(band)
-        weights = self._parts(rows) * np.exp(self._known[band])
-        parts = np.zeros(len(self._known))
-        parts[0], parts[band] = 1.0, weights / weights.sum()
-        expected = float(weights.sum())
-        if rows > self.rows[-1]:
-            expected = read_one(self.rows, self.seconds(context, sampled=sampled), float(rows))
-            expected /= math.exp(self._known[0])
-        surprise = math.log(max(seconds, 1e-9) / expected) - float(self._known[0])
-        shared = self._doubt @ parts
-        variance = float(parts @ shared) + NOISE
-        most = max(SURPRISE, 2 * math.sqrt(variance))
-        variance *= max(1.0, abs(surprise) / most)  # the more surprising, the less it counts
-        self._known += shared / variance * surprise
-        self._doubt -= np.outer(shared, shared) / variance
-
-    def _move(self, band: slice) -> None:
-        """Between steps mood and curve may have moved; no point is more in doubt than it was at first."""
-        self._doubt[0, 0] += MOOD_MOVES
-        if self._widest_doubt:
-            free = np.sqrt(np.maximum(1 - np.diag(self._doubt)[band] / self._widest_doubt, 0.0))
-            self._doubt[band, band] += CURVE_MOVES * self._alike * np.outer(free, free)
-
-    def _parts(self, rows: int) -> FloatArray:
-        """By how much each point of the curve says what so many rows cost."""
-        parts = np.zeros(len(self.rows))
-        right = int(np.clip(np.searchsorted(self.rows, rows), 1, len(self.rows) - 1))
-        width = self.rows[right] - self.rows[right - 1]
-        parts[right] = min(max((rows - self.rows[right - 1]) / width, 0.0), 1.0)
-        parts[right - 1] = 1 - parts[right]
-        return parts
+        took, filtered = (float(rows), math.log(max(seconds, 1e-9))), (self._known, self._doubt)
+        hear(took, self.rows, *filtered, self._alike, band.start, self._widest_doubt)
 
     def _band(self, context: int, sampled: bool) -> slice:
         """Where the curve of a band is; a new one begins as its nearest neighbour is."""
@@ -243,17 +200,118 @@ def rising(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 @compiled
-def read(knots: FloatArray, seconds: FloatArray, rows: FloatArray) -> FloatArray:
-    """The seconds of passes: lines between the knots, and the last line goes on behind them."""
-    out = np.empty(len(rows))
-    for i in range(len(rows)):
-        out[i] = read_one(knots, seconds, rows[i])
-    return out
+def parts_of(rows: float, knots: FloatArray) -> FloatArray:
+    """By how much each point of a curve says what so many rows cost."""
+    parts = np.zeros(len(knots))
+    right = min(max(int(np.searchsorted(knots, rows)), 1), len(knots) - 1)
+    width = knots[right] - knots[right - 1]
+    parts[right] = min(max((rows - knots[right - 1]) / width, 0.0), 1.0)
+    parts[right - 1] = 1.0 - parts[right]
+    return parts
+
+
+@compiled
+def shown(known: FloatArray, doubt: FloatArray, first: int, last: int) -> FloatArray:
+    """The curve of a band in today's mood, made to rise; what is better known counts for more."""
+    values, weights = np.empty(last - first), np.empty(last - first)
+    for i in range(last - first):
+        values[i] = np.exp(known[first + i] + known[0])
+        weights[i] = 1.0 / (doubt[first + i, first + i] + NOISE)
+    return rising(values, weights)
+
+
+@compiled
+def seen_from(
+    rows: float, knots: FloatArray, known: FloatArray, doubt: FloatArray, first: int, last: int
+) -> tuple[FloatArray, FloatArray]:
+    """A curve and its points with one at so many rows, behind which doubt makes it dearer: by what is known
+    of the difference.
+    """
+    seconds, parts = shown(known, doubt, first, last), parts_of(rows, knots)
+    mine = doubt[first:last, first:last]
+    across = np.zeros(len(knots))
+    here = 0.0
+    for i in range(len(knots)):
+        for j in range(len(knots)):
+            across[i] += mine[i, j] * parts[j]
+        here += parts[i] * across[i]
+    dear = seconds.copy()
+    for i in range(len(knots) - 1, -1, -1):
+        if knots[i] > rows:
+            dear[i] *= np.exp(CAUTION * np.sqrt(max(mine[i, i] + here - 2.0 * across[i], 0.0)))
+        if i + 1 < len(knots):
+            dear[i] = min(dear[i], dear[i + 1])  # nothing is dearer than what is wider
+    place = int(np.searchsorted(knots, rows))
+    if place < len(knots) and knots[place] == rows:
+        return knots, dear
+    more, costs = np.empty(len(knots) + 1), np.empty(len(knots) + 1)
+    more[:place], more[place], more[place + 1 :] = knots[:place], rows, knots[place:]
+    costs[:place], costs[place + 1 :] = dear[:place], dear[place:]
+    costs[place] = read_one(knots, seconds, rows)
+    return more, costs
+
+
+@compiled
+def hear(
+    took: tuple[float, float],
+    knots: FloatArray,
+    known: FloatArray,
+    doubt: FloatArray,
+    alike: FloatArray,
+    first: int,
+    widest: float,
+) -> None:
+    """A step of the filter: time passed, and a pass of so many rows took e^now seconds."""
+    rows, now = took
+    drift(doubt, alike, first, widest)
+    mend(rows, now, knots, known, doubt, first)
+
+
+@compiled
+def drift(doubt: FloatArray, alike: FloatArray, first: int, widest: float) -> None:
+    """Between steps mood and curve may have moved; no point is more in doubt than it was at first."""
+    doubt[0, 0] += MOOD_MOVES
+    if widest <= 0.0:
+        return
+    free = np.empty(len(alike))
+    for i in range(len(alike)):
+        free[i] = np.sqrt(max(1.0 - doubt[first + i, first + i] / widest, 0.0))
+    for i in range(len(alike)):
+        for j in range(len(alike)):
+            doubt[first + i, first + j] += CURVE_MOVES * alike[i, j] * free[i] * free[j]
+
+
+@compiled
+def mend(
+    rows: float, now: float, knots: FloatArray, known: FloatArray, doubt: FloatArray, first: int
+) -> None:
+    """What is known after a pass of so many rows took e^now seconds, in place."""
+    size = len(knots)
+    weights = parts_of(rows, knots)
+    for i in range(size):
+        weights[i] *= np.exp(known[first + i])
+    expected = weights.sum()
+    weights /= expected
+    if rows > knots[-1]:
+        expected = read_one(knots, shown(known, doubt, first, first + size), rows) / np.exp(known[0])
+    surprise = now - np.log(expected) - known[0]
+    shared = doubt[:, 0].copy()
+    for i in range(size):
+        shared += weights[i] * doubt[:, first + i]
+    variance = shared[0] + NOISE
+    for i in range(size):
+        variance += weights[i] * shared[first + i]
+    most = max(SURPRISE, 2.0 * np.sqrt(variance))
+    variance *= max(1.0, abs(surprise) / most)  # the more surprising, the less it counts
+    for i in range(len(known)):
+        known[i] += shared[i] / variance * surprise
+        for j in range(len(known)):
+            doubt[i, j] -= shared[i] * shared[j] / variance
 
 
 @compiled
 def read_one(knots: FloatArray, seconds: FloatArray, rows: float) -> float:
-    """The seconds of one pass."""
+    """The seconds of a pass: lines between the knots, and the last line goes on behind them."""
     if rows <= knots[0]:
         return float(seconds[0])
     right = 1

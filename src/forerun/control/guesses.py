@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
@@ -14,11 +15,14 @@ from forerun.core.compiled import compiled
 from forerun.drafters.tree import SURVIVAL
 from forerun.types import ROOT, BoolArray, Draft, FloatArray, IntArray
 
+Columns = tuple[FloatArray, IntArray, IntArray, IntArray, BoolArray]
+"""Guesses as compiled loops take them: stated, parents, kinds, owners, fixed."""
+
 ASSUMED: Final = 0.7
 """The chance of a guess of which its drafter says nothing; how it does is learnt from there."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Guesses:
     """What is stated of each, whom it follows, its kind, its owner, and whether it is fixed: made whatever
     it costs, as guesses are that were drawn.
@@ -36,6 +40,7 @@ class Guesses:
         return len(self.stated)
 
     @classmethod
+    @cache
     def none(cls) -> Guesses:
         """No guesses."""
         nothing = np.zeros(0, dtype=np.int64)
@@ -57,37 +62,64 @@ class Guesses:
             np.concatenate([nothing.fixed, *(draft.sampled for draft in drafts)]),
         )
 
+    @classmethod
+    def chains(cls, stated: FloatArray, sizes: IntArray, kinds: IntArray, drawn: BoolArray) -> Guesses:
+        """Chains of these sizes, one after the other; what was `drawn` is fixed."""
+        parents, owners = chains(sizes)
+        return cls(stated, parents, kinds, owners, drawn[owners])
+
+    @property
+    def columns(self) -> Columns:
+        """All that is known of them, as compiled loops take it."""
+        return self.stated, self.parents, self.kinds, self.owners, self.fixed
+
     def some(self, kept: BoolArray) -> Guesses:
         """Those that are kept, which all they follow must be."""
-        places = np.cumsum(kept) - 1
-        parents = self.parents[kept]
-        return Guesses(
-            self.stated[kept],
-            np.where(parents < 0, -1, places[parents]),
-            self.kinds[kept],
-            self.owners[kept],
-            self.fixed[kept],
-        )
-
-    def with_ancestors(self, kept: BoolArray) -> BoolArray:
-        """These guesses and whatever they follow."""
-        return with_ancestors(kept, self.parents) if kept.any() else kept
-
-    def firsts(self) -> IntArray:
-        """The first guess of everybody who begins with one that is not fixed."""
-        begins = np.flatnonzero((self.parents < 0) & ~self.fixed)
-        _, places = np.unique(self.owners[begins], return_index=True)
-        return begins[places]
+        return Guesses(*some(self.columns, kept))
 
 
 @compiled
-def with_ancestors(kept: BoolArray, parents: IntArray) -> BoolArray:
-    """Nodes that are kept, and all above them."""
-    out = kept.copy()
-    for node in range(len(out) - 1, -1, -1):
-        if out[node] and parents[node] >= 0:
-            out[parents[node]] = True
+def chains(sizes: IntArray) -> tuple[IntArray, IntArray]:
+    """Parents and owners of the guesses of chains, one after the other."""
+    parents, owners = np.empty(sizes.sum(), dtype=np.int64), np.empty(sizes.sum(), dtype=np.int64)
+    place = 0
+    for owner in range(len(sizes)):
+        for depth in range(sizes[owner]):
+            parents[place], owners[place] = -1 if depth == 0 else place - 1, owner
+            place += 1
+    return parents, owners
+
+
+@compiled
+def leading(sizes: IntArray, nums: IntArray) -> BoolArray:
+    """Which guesses of chains of these sizes are among the first so many of theirs."""
+    out = np.empty(sizes.sum(), dtype=np.bool_)
+    place = 0
+    for owner in range(len(sizes)):
+        for depth in range(sizes[owner]):
+            out[place] = depth < nums[owner]
+            place += 1
     return out
+
+
+@compiled
+def some(columns: Columns, kept: BoolArray) -> Columns:
+    """The columns of guesses that are kept."""
+    stated, parents, kinds, owners, fixed = columns
+    places = np.cumsum(kept) - 1
+    above = parents[kept]
+    for place in range(len(above)):
+        if above[place] >= 0:
+            above[place] = places[above[place]]
+    return stated[kept], above, kinds[kept], owners[kept], fixed[kept]
+
+
+@compiled
+def add_ancestors(kept: BoolArray, parents: IntArray) -> None:
+    """Keep whatever those follow that are kept."""
+    for node in range(len(kept) - 1, -1, -1):
+        if kept[node] and parents[node] >= 0:
+            kept[parents[node]] = True
 
 
 def stated(draft: Draft) -> npt.NDArray[np.floating[Any]]:

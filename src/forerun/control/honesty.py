@@ -1,4 +1,6 @@
-"""What keeps estimates honest: seconds set aside for finding out, and accounts of what guessing brought."""
+"""What keeps estimates honest: seconds set aside for finding out, accounts of what guessing brought, and rest
+from looking for guesses where there are none.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,16 @@ ENOUGH: Final = 20.0
 
 BEARABLE: Final = 0.01
 """The share of plain decoding's time that a class of requests may lose before it stands down."""
+
+
+LOOKS: Final = 0.98
+"""What a look counts for after the next one, in whether looking pays."""
+
+ENOUGH_LOOKS: Final = 20.0
+"""Looks that have to be known before anybody rests."""
+
+LONGEST_REST: Final = 8
+"""At most so many steps pass between two looks: text may begin to repeat any time."""
 
 
 class Purse:
@@ -66,3 +78,30 @@ class Account:
     def loses(self) -> bool:
         """Whether guesses cost more than they bring, by more than can be borne."""
         return self._num > ENOUGH and self._cost - self._brought > BEARABLE * self._plain
+
+
+class Rest:
+    """Whether to look for guesses at all: that takes time of its own. Where what was found of late promised
+    less, steps pass between two looks, about twice as many each time. The first look that pays for the last
+    ones ends it.
+    """
+
+    __slots__ = ("_gained", "_left", "_length", "_num", "_took")
+
+    def __init__(self) -> None:
+        self._gained = self._took = self._num = 0.0
+        self._length = self._left = 0
+
+    def looked(self, gained: float, seconds: float) -> None:
+        """Somebody looked for so long, and what was found should bring so much, both in seconds."""
+        self._num = LOOKS * self._num + 1
+        self._gained = LOOKS * self._gained + gained
+        self._took = LOOKS * self._took + seconds
+        tired = self._num > ENOUGH_LOOKS and self._gained < self._took
+        self._length = min(2 * self._length + 1, LONGEST_REST) if tired else 0
+        self._left = self._length
+
+    def is_over(self) -> bool:
+        """Whether it is time to look; asked once a step."""
+        self._left -= 1
+        return self._left < 0

@@ -2,13 +2,15 @@
 
 Drafters order their guesses well and are bad at saying how likely they are, above all for text that is
 drawn: a lookup knows what was said, not how sure the model was. So what a drafter states is read through a
-logistic line, one for every kind of guess (who made it; for greedy requests or others), and moved by a bias
-that every request has for itself:
+logistic line, one for every kind of guess (who made it; for greedy requests or others), and moved by what
+every request has for itself: a bias, and another for how it goes on once the first guess stands. Code that is
+copied goes on for long; in a chat the next word may be right, and hardly ever the one behind it.
 
-    logit(chance) = a + b * logit(stated chance) + c * log(depth) + bias of the request
+    logit(chance) = a + b * logit(stated chance) + c * log(depth) + bias [+ bias of what goes on]
 
 Lines and biases are fitted while running, by one Newton step a round, and forget: the lines slowly, the
-biases within some twenty rounds. A guess survives if it and all it follows stand.
+biases within some twenty rounds. A request begins with biases as those before it ended: texts come in kinds.
+A guess survives if it and all it follows stand.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ LINE_TRUST: Final = 4.0
 LINE_FORGETS: Final = 0.005
 """How much the first line counts, and the share of what was learnt since that a step forgets."""
 
-BIAS_TRUST: Final = 1.0
+BIAS_TRUST: Final = (1.0, 4.0)
 BIAS_FORGETS: Final = 0.05
-"""The same for a request's bias, which begins at 0."""
+"""The same for a request's biases."""
+
+PASSED_ON: Final = 0.3
+"""What a request that is over counts for in the biases that the next one begins with."""
 
 BIAS_MOVES: Final = 1.5
 LINE_MOVES: Final = 0.5
@@ -55,8 +60,9 @@ class Survival:
         self._free: list[int] = []
         self.lines: FloatArray = np.empty((0, 3))
         self.line_trust: FloatArray = np.empty((0, 3, 3))
-        self.bias: FloatArray = np.zeros((0, 0))
-        self.bias_trust: FloatArray = np.zeros((0, 0))
+        self.bias: FloatArray = np.zeros((0, 0, 2))
+        self.bias_trust: FloatArray = np.zeros((0, 0, 2))
+        self._first_bias: FloatArray = np.zeros((0, 2))
 
     def kind(self, source: str, *, greedy: bool) -> int:
         """The number of a kind of guess."""
@@ -74,8 +80,14 @@ class Survival:
             self._free = list(range(max(2 * known, 8) - 1, known - 1, -1))
             self._resize(max(2 * known, 8))
         place = self._places[name] = self._free.pop()
-        self.bias[place], self.bias_trust[place] = 0.0, BIAS_TRUST
+        self.bias[place], self.bias_trust[place] = self._first_bias, BIAS_TRUST
         return place
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
 
     def place(self, name: str) -> int:
         """Where a request is."""
@@ -86,14 +98,17 @@ class Survival:
         place = self._places.pop(name, None)
         if place is not None:
             self._free.append(place)
+            known = np.minimum(self.bias_trust[place] - BIAS_TRUST, 1.0)  # nothing, if nobody guessed
+            self._first_bias += PASSED_ON * known * (self.bias[place] - self._first_bias)
 
     def _resize(self, num_places: int | None = None) -> None:
         """Make room for more places or kinds; what is known stays."""
-        places, kinds = self.bias.shape
-        wanted = (num_places or places, len(self.lines))
-        bias, trust = np.zeros(wanted), np.full(wanted, BIAS_TRUST)
+        places, kinds, _ = self.bias.shape
+        wanted = (num_places or places, len(self.lines), 2)
+        bias, trust, first = np.zeros(wanted), np.full(wanted, BIAS_TRUST), np.zeros(wanted[1:])
         bias[:places, :kinds], trust[:places, :kinds] = self.bias, self.bias_trust
-        self.bias, self.bias_trust = bias, trust
+        first[:kinds] = self._first_bias
+        self.bias, self.bias_trust, self._first_bias = bias, trust, first
 
     def estimate(
         self, stated: FloatArray, parents: IntArray, kinds: IntArray, places: IntArray
@@ -146,7 +161,11 @@ def survive(
     for node in range(len(stated)):
         kind, above = kinds[node], parents[node]
         depths[node] = 1 if above < 0 else depths[above] + 1
-        z = _line(lines[kind], _logit(stated, parents, node), depths[node]) + bias[places[node], kind]
+        if above >= 0 and out[above] < LEAST:  # what follows it need not be known better
+            out[node] = LEAST * out[above]
+            continue
+        z = _line(lines[kind], _logit(stated, parents, node), depths[node])
+        z += _bias(bias[places[node], kind], depths[node])
         chance = min(max(1.0 / (1.0 + np.exp(-z)), LEAST), 1.0 - LEAST)
         out[node] = chance if above < 0 else chance * out[above]
     return out
@@ -156,6 +175,12 @@ def survive(
 def _line(line: FloatArray, x: float, depth: int) -> float:
     """A line at a stated logit and a depth."""
     return float(line[0] + line[1] * x + line[2] * LOG[min(depth, len(LOG) - 1)])
+
+
+@compiled
+def _bias(bias: FloatArray, depth: int) -> float:
+    """A request's bias at a depth."""
+    return float(bias[0] if depth == 1 else bias[0] + bias[1])
 
 
 @compiled
@@ -179,10 +204,12 @@ def learn(
         if above >= 0 and not stood[above]:
             continue
         x[1], x[2] = _logit(stated, parents, node), LOG[min(depths[node], len(LOG) - 1)]
-        p = 1.0 / (1.0 + np.exp(-(_line(lines[kind], x[1], depths[node]) + bias[place, kind])))
+        z = _line(lines[kind], x[1], depths[node]) + _bias(bias[place, kind], depths[node])
+        p = 1.0 / (1.0 + np.exp(-z))
         error, weight = stood[node] - p, p * (1.0 - p)
-        pull[place, kind] += error
-        bend[place, kind] += weight
+        for which in range(1 if depths[node] == 1 else 2):
+            pull[place, kind, which] += error
+            bend[place, kind, which] += weight
         for i in range(3):
             slopes[kind, i] += error * x[i]
             for j in range(3):
@@ -190,11 +217,18 @@ def learn(
     for kind in range(len(lines)):
         if curves[kind, 0, 0] > 0.0:
             _move_line(lines[kind], line_trust[kind], slopes[kind], curves[kind])
-    for place, kind in zip(*np.nonzero(bend)):  # noqa: B905 (compiled)
-        trust = (1 - BIAS_FORGETS) * bias_trust[place, kind] + BIAS_FORGETS * BIAS_TRUST + bend[place, kind]
-        move = (pull[place, kind] - BIAS_FORGETS * BIAS_TRUST * bias[place, kind]) / trust
-        bias[place, kind] += min(max(move, -BIAS_MOVES), BIAS_MOVES)
-        bias_trust[place, kind] = trust
+    _move_biases(bias, bias_trust, pull, bend)
+
+
+@compiled
+def _move_biases(bias: FloatArray, bias_trust: FloatArray, pull: FloatArray, bend: FloatArray) -> None:
+    """A Newton step of every bias that had guesses, held by 0."""
+    for place, kind, which in zip(*np.nonzero(bend)):  # noqa: B905 (compiled)
+        at, held = (place, kind, which), BIAS_FORGETS * BIAS_TRUST[which]
+        trust = (1 - BIAS_FORGETS) * bias_trust[at] + held + bend[at]
+        move = (pull[at] - held * bias[at]) / trust
+        bias[at] += min(max(move, -BIAS_MOVES), BIAS_MOVES)
+        bias_trust[at] = trust
 
 
 @compiled

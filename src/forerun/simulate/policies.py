@@ -9,7 +9,7 @@ import numpy as np
 
 from forerun.control.controller import Controller
 from forerun.control.cost import StepCost
-from forerun.control.guesses import ASSUMED, Guesses
+from forerun.control.guesses import ASSUMED, Guesses, leading
 from forerun.simulate.hardware import Roofline
 from forerun.types import IntArray
 
@@ -83,9 +83,7 @@ class Controlled:
 
     def heard(self, stood: IntArray, seconds: float) -> None:
         """Let the controller learn."""
-        begins = np.repeat(np.cumsum(self._kept) - self._kept, self._kept)
-        depth = np.arange(len(begins)) - begins
-        self.controller.close(self._step, depth < np.repeat(stood, self._kept), seconds)
+        self.controller.close(self._step, leading(self._kept, stood), seconds)
 
     def _offer(self, num: int) -> Guesses:
         """A chain for each of so many requests."""

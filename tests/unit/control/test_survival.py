@@ -99,13 +99,45 @@ def test_what_changed_is_noticed_within_twenty_rounds() -> None:
     assert chance(survival, kind, place) < 0.35
 
 
+def test_how_it_goes_on_is_learnt_apart_from_how_it_begins() -> None:
+    copied, chatty = Survival(), Survival()
+    for survival, goes_on in ((copied, True), (chatty, False)):
+        kind, place = survival.kind("suffix", greedy=True), survival.admit("a")
+        for number in range(60):  # of the first guesses one in three stands
+            chain(survival, [0.7, 0.49, 0.343], kind, place, (3 if goes_on else 1) * (number % 3 == 0))
+    both = [(np.array([0.7, 0.49]), np.array([-1, 0]), np.zeros(2, np.int64), np.zeros(2, np.int64))] * 2
+    (first, second), (other, third) = (
+        each.estimate(*given) for each, given in zip((copied, chatty), both, strict=True)
+    )
+    assert first == pytest.approx(other, abs=0.15)
+    assert second / first > 0.7
+    assert third / other < 0.4
+
+
+def test_requests_begin_as_those_before_them_ended() -> None:
+    survival = Survival()
+    kind = survival.kind("suffix", greedy=True)
+    fresh = chance(survival, kind, survival.admit("fresh"))
+    for number in range(10):
+        place = survival.admit(str(number))
+        for _ in range(20):
+            chain(survival, [0.7], kind, place, 0)
+        survival.forget(str(number))
+    survival.lines[:] = LINE
+    assert chance(survival, kind, survival.admit("new")) < fresh - 0.2
+    before = survival._first_bias.copy()
+    survival.admit("silent")
+    survival.forget("silent")
+    assert survival._first_bias.tolist() == before.tolist(), "who had no guesses has nothing to pass on"
+
+
 def test_places_are_used_again_and_remember_nobody() -> None:
     survival = Survival()
     kind = survival.kind("suffix", greedy=True)
     for number in range(1000):
         place = survival.admit(str(number))
-        assert survival.bias[place].tolist() == [0.0]
-        assert survival.bias_trust[place].tolist() == [BIAS_TRUST]
+        assert survival.bias[place].tolist() == survival._first_bias.tolist()
+        assert survival.bias_trust[place].tolist() == [[*BIAS_TRUST]]
         chain(survival, [0.7], kind, place, number % 2)
         if number >= 7:
             survival.forget(str(number - 7))

@@ -104,7 +104,7 @@ def test_the_controller_learns_what_a_replica_does() -> None:
     outcome = serve([made], coming, 60.0, np.random.default_rng(0))
     assert outcome.finished == 64
     assert outcome.tokens_per_pass > 3
-    assert not policy.controller._classes, "nobody is remembered"
+    assert not policy.controller.survival, "nobody is remembered"
 
 
 SMALL = Scenario(

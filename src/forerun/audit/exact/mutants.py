@@ -141,9 +141,11 @@ def prune_what_was_drawn(play: Play) -> Draft:
     controller = Controller(StepCost((1, 2), (1.0, 1.5), doubt=0.0))
     controller.admit("drawn", greedy=False)
     step = controller.open(["drawn"], rows=1)
-    guesses = Guesses.of([draft], partial(controller.kind, step))
-    guesses.stated = np.array(list(accumulate(chances, mul)), dtype=np.float64)
-    guesses.fixed = np.zeros(len(draft), dtype=bool)
+    guesses = replace(
+        Guesses.of([draft], partial(controller.kind, step)),
+        stated=np.array(list(accumulate(chances, mul)), dtype=np.float64),
+        fixed=np.zeros(len(draft), dtype=bool),
+    )
     return _shortened(draft, int(controller.choose(step, guesses).sum()))
 
 

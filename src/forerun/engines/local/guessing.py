@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from forerun.control.controller import Controller, Step
+from forerun.control.controller import Controller, Step, warm
 from forerun.control.cost import StepCost
 from forerun.control.guesses import Guesses, cut, stated
 from forerun.drafters.together import merge, retrace
@@ -38,6 +38,7 @@ class Guesser:
         adaptive: bool = True,
     ) -> None:
         self.controller = Controller(cost)
+        warm()
         self.adaptive = adaptive
         self.usual = tuple(drafters) if usual is None else tuple(usual)
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -84,10 +85,12 @@ class Guesser:
         so many tokens of context.
         """
         step = self.controller.open([each.request.id for each in sequences], num_rows, context)
+        whose = self.controller.looks(step).tolist()
         parts: list[dict[str, Draft]] = [{} for _ in sequences]
         for name, watched in self.drafters.items():
             wanted = [
-                room if self._asks(each, name) else 0 for each, room in zip(sequences, rooms, strict=True)
+                room if self._asks(each, name) and (pays or name in self._dear) else 0
+                for each, room, pays in zip(sequences, rooms, whose, strict=True)
             ]
             budgets = self._allotted(step, name, sequences, wanted) if name in self._dear else wanted
             mine = [i for i, budget in enumerate(budgets) if budget > 0]
@@ -100,6 +103,8 @@ class Guesser:
             if name in self._dear:
                 depth = max((draft.depth for draft in drafts), default=0)
                 self.controller.drafted(step, ahead(name), depth, self.seconds[name] - before)
+            else:
+                step.look_seconds += self.seconds[name] - before
         if any(draft.sampled.any() for part in parts for draft in part.values()):
             step.plain = False  # somebody drew for the first time: what was drawn is checked
         self._parts = {each.request.id: part for each, part in zip(sequences, parts, strict=True)}

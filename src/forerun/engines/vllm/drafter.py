@@ -91,10 +91,11 @@ class Drafter:
             Ask(RequestView(seat.name, text), self.guesser.most_guesses)
             for seat, text in zip(seats, texts, strict=True)
         ]
+        self._began = time.perf_counter()
         step = self.guesser.open(asks, rows=len(asks), context=sum(map(len, texts)))
-        found = self.guesser.look_up(asks)
+        found = self.guesser.look_up(step, asks)
         self.guesser.settle(step, found)
-        self._step, self._began = step, time.perf_counter()
+        self._step = step
         self._offers = {ask.name: offer for ask, offer in zip(asks, found, strict=True)}
         guesses = {row: offer.tokens for row, offer in zip(speaking, found, strict=True)}
         return [guesses.get(row, []) for row in range(len(sampled_token_ids))]

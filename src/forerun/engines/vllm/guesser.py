@@ -1,7 +1,7 @@
 """Guessing for an engine: who guesses for which request, how far, and what became of it.
 
 step = guesser.open(asks, rows)          # who is in the next pass
-offers = guesser.look_up(asks)           # what could be guessed
+offers = guesser.look_up(step, asks)     # what could be guessed
 guesser.settle(step, offers)             # what is guessed
 guesser.hear(name, offer, said, checked)  # what became of it, for every request
 guesser.close(step, offers, seconds)
@@ -9,27 +9,29 @@ guesser.close(step, offers, seconds)
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from forerun.control.controller import Controller, Step
+from forerun.control.controller import Controller, Step, warm
 from forerun.control.cost import StepCost
-from forerun.control.guesses import ASSUMED, Guesses, kinds_of, stated
+from forerun.control.guesses import ASSUMED, Guesses, kinds_of, leading, stated
 from forerun.drafters.documents import load_tokenizer, vocabulary_of
 from forerun.drafters.registry import make_drafters
 from forerun.engines.vllm.launch import settings_of
 from forerun.engines.vllm.tally import Tally, logger
 from forerun.engines.watched import NOTHING, Watched
-from forerun.types import Draft, FloatArray, RequestView, Verdict
+from forerun.types import Draft, RequestView, Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """A request that guesses are wanted for: at most so many, of this drafter if it says whose."""
 
@@ -54,7 +56,7 @@ class Offer:
 
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
-    stated: FloatArray = field(default_factory=lambda: np.zeros(0))
+    stated: npt.NDArray[np.floating[Any]] = field(default_factory=lambda: np.zeros(0))
     draft: Draft = NOTHING
     drawn: bool = False
     num_checked: int = 0
@@ -94,6 +96,7 @@ class Guesser:
             name: Watched(name, drafter, self.tally, vocab_size, logger=logger)
             for name, drafter in make_drafters(self.config, chain=True, vocabulary=vocabulary).items()
         }
+        warm()
         self._first = next(iter(self.drafters), None)
         self._known: dict[str, set[str]] = {}
 
@@ -106,23 +109,26 @@ class Guesser:
                 self.controller.admit(ask.name, greedy=ask.greedy, adaptive=adaptive)
         return self.controller.open([ask.name for ask in asks], rows, context)
 
-    def look_up(self, asks: Sequence[Ask]) -> list[Offer]:
-        """What could be guessed for everybody, from the drafter that each wants; None wants the first."""
+    def look_up(self, step: Step, asks: Sequence[Ask]) -> list[Offer]:
+        """What could be guessed for everybody, from the drafter that each wants; None wants the first. Nobody
+        looks for those for whom it does not pay; it is made up for later.
+        """
+        whose: list[bool] = self.controller.looks(step).tolist()
+        began = time.perf_counter()
         offers = [Offer() for _ in asks]
         for name, watched in self.drafters.items():
-            mine = [place for place, ask in enumerate(asks) if (ask.drafter or self._first) == name]
+            theirs = [place for place, ask in enumerate(asks) if (ask.drafter or self._first) == name]
+            for place in theirs:
+                self._known[asks[place].name].add(name)
+            mine = [place for place in theirs if whose[place] and asks[place].room > 0]
             drafts = watched.propose(
                 [asks[place].view for place in mine],
                 [min(asks[place].room, self.most_guesses) for place in mine],
             )
             for place, found in zip(mine, drafts, strict=True):
-                draft = replace(
-                    found, sampled=np.zeros(len(found), dtype=bool), q={}
-                )  # it is followed anyway
-                offers[place] = Offer(
-                    draft.tokens.tolist(), [name] * len(draft), stated(draft).astype(np.float64), draft
-                )
-                self._known[asks[place].name].add(name)
+                draft = _as_chosen(found) if found.q else found  # it is followed anyway
+                offers[place] = Offer(draft.tokens.tolist(), [name] * len(draft), stated(draft), draft)
+        step.look_seconds += time.perf_counter() - began
         return offers
 
     def expected(self, step: Step, offers: Sequence[Offer]) -> list[float]:
@@ -132,23 +138,24 @@ class Guesser:
 
     def settle(self, step: Step, offers: Sequence[Offer]) -> None:
         """Cut every offer to what pays."""
+        began = time.perf_counter()
         guesses = self._guesses(step, offers)
-        kept = self.controller.choose(step, guesses)
-        sizes = np.bincount(guesses.owners[kept], minlength=len(offers)).tolist()
-        for offer, size in zip(offers, sizes, strict=True):
-            offer.cut(size)
+        if len(guesses):
+            kept = self.controller.choose(step, guesses)
+            sizes = np.bincount(guesses.owners[kept], minlength=len(offers)).tolist()
+            for offer, size in zip(offers, sizes, strict=True):
+                offer.cut(size)
+        step.look_seconds += time.perf_counter() - began
 
     def _guesses(self, step: Step, offers: Sequence[Offer]) -> Guesses:
         """Chains of guesses in one row."""
-        sizes = [len(offer.tokens) for offer in offers]
-        depth = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(size) for size in sizes)])
-        kind = partial(self.controller.kind, step)
-        return Guesses(
-            np.concatenate([np.zeros(0), *(offer.stated for offer in offers)]),
-            np.where(depth == 0, -1, np.arange(len(depth)) - 1),
-            kinds_of([offer.sources for offer in offers], kind),
-            np.repeat(np.arange(len(offers)), sizes),
-            np.repeat([offer.drawn for offer in offers], sizes).astype(bool),
+        if not any(offer.tokens for offer in offers):
+            return Guesses.none()
+        return Guesses.chains(
+            np.concatenate([offer.stated for offer in offers], dtype=np.float64),
+            np.array([len(offer.tokens) for offer in offers], dtype=np.int64),
+            kinds_of([offer.sources for offer in offers], partial(self.controller.kind, step)),
+            np.array([offer.drawn for offer in offers]),
         )
 
     def hear(self, name: str, offer: Offer, said: Sequence[int], num_checked: int | None = None) -> None:
@@ -167,23 +174,30 @@ class Guesser:
 
     def close(self, step: Step, offers: Sequence[Offer], seconds: float) -> None:
         """A step is over, and everybody was heard; offers that were not checked did not take part."""
-        nothing = np.zeros(0, dtype=bool)
-        stood = [np.arange(len(offer.tokens)) < offer.num_stood for offer in offers]
-        checked = [np.arange(len(offer.tokens)) < offer.num_checked for offer in offers]
-        rates = self.controller.close(
-            step, np.concatenate([nothing, *stood]), seconds, np.concatenate([nothing, *checked])
-        )
+        if not any(offer.tokens for offer in offers):
+            self.controller.close(step, np.zeros(0, dtype=bool), seconds)
+            for name in self.names if offers else ():
+                self.tally.paced(name, 0.0, None)
+            return
+        nums = [(len(offer.tokens), offer.num_checked, offer.num_stood) for offer in offers]
+        sizes, checked, stood = np.array(nums, dtype=np.int64).T.copy()
+        rates = self.controller.close(step, leading(sizes, stood), seconds, leading(sizes, checked))
         made = Counter(source for offer in offers for source in offer.sources[: offer.num_checked])
-        for name in self.names if offers else ():
+        for name in self.names:
             self.tally.paced(name, made[name] / len(offers), rates if made[name] else None)
 
     @property
-    def known(self) -> set[str]:
+    def known(self) -> Set[str]:
         """The requests that anything is remembered of."""
-        return set(self._known)
+        return self._known.keys()
 
     def forget(self, name: str, view: RequestView | None = None) -> None:
         """A request is over; with a view, whoever guessed for it sees the end of its text first."""
         self.controller.forget(name)
         for who in self._known.pop(name, ()):
             self.drafters[who].forget(name, view)
+
+
+def _as_chosen(draft: Draft) -> Draft:
+    """A draft as if nothing of it had been drawn."""
+    return replace(draft, sampled=np.zeros(len(draft), dtype=bool), q={})

@@ -73,7 +73,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         offers = self._offers(step, decoding, asks)
         for request, offer in zip(decoding, offers, strict=True):
             request.spec_token_ids = offer.tokens
-        self.guesser.tally.known(len(self.guesser.known | self.wishes.keys()))
+        self.guesser.tally.known(len(self.guesser.known))
         with self._nothing_padded():
             output = super().schedule(*args, **kwargs)
         for request in decoding:
@@ -184,12 +184,12 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self.guesser.forget(request.request_id, _view(request))
         self.wishes.pop(request.request_id, None)
         self._followed.pop(request.request_id, None)
-        self.guesser.tally.known(len(self.guesser.known | self.wishes.keys()))
+        self.guesser.tally.known(len(self.guesser.known))
         return super()._free_request(request, *args, **kwargs)
 
     def _offers(self, step: Step, decoding: list[Any], asks: list[Ask]) -> list[Offer]:
         """What every request is offered: looked up, forced by its grammar, or drawn by the draft model."""
-        offers = self.guesser.look_up(asks)
+        offers = self.guesser.look_up(step, asks)
         for request, ask, offer in zip(decoding, asks, offers, strict=True):
             if request.use_structured_output:
                 self._obey_grammar(request, ask, offer)

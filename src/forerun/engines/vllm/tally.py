@@ -67,6 +67,7 @@ class Tally:
         ]
         self.values: Values = np.zeros(len(self.series))
         self._places = {each: place for place, each in enumerate(self.series)}
+        self._steps, self._plain, self._tokens = (self._places[name, ()] for name in (STEPS, PLAIN, TOKENS))
         self._rows = {  # where the counts by depth begin
             (name, who): self._places[name, (("drafter", who), ("depth", "1"))]
             for name, who in product((PROPOSED, ACCEPTED), self.drafters if most_guesses else ())
@@ -84,10 +85,11 @@ class Tally:
 
     def step(self, sources: Sequence[str], num_said: int) -> None:
         """A request checked guesses of these drafters, and said so many tokens."""
-        self._add(STEPS, 1)
-        self._add(TOKENS, num_said)
+        self.values[self._steps] += 1
+        self.values[self._tokens] += num_said
         if not sources:
-            self._add(PLAIN, 1)
+            self.values[self._plain] += 1
+            return
         first = 0
         for who, group in groupby(sources):
             last = first + len(list(group))
@@ -129,8 +131,8 @@ class Tally:
             )
         )
 
-    def _add(self, name: str, amount: float, drafter: str | None = None) -> None:
-        self.values[self._places[name, () if drafter is None else (("drafter", drafter),)]] += amount
+    def _add(self, name: str, amount: float, drafter: str) -> None:
+        self.values[self._places[name, (("drafter", drafter),)]] += amount
 
 
 class Minutes:
