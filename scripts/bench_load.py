@@ -220,7 +220,7 @@ def warm(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
 def measure(
     bench: Bench, dtype: str, widths: list[int], cells: dict[str, Any], turns: int, progress: Progress
 ) -> list[Run]:
-    """Every cell, turn by turn; a turn before the first is not counted."""
+    """Every cell, turn by turn; ours has a turn before the first, which is not counted."""
     runs = []
     task = progress.add_task(dtype, total=len(widths) * len(cells))
     for concurrency in widths:
@@ -229,7 +229,7 @@ def measure(
             ways = ways_of(text, concurrency, bench)
             for turn in range(-1, turns):
                 ways = ways[1:] + ways[:1]
-                for way in ways:
+                for way in ways if turn >= 0 else [OURS]:  # the others have nothing to learn
                     num = max(WAVES * concurrency, LEAST)
                     asked = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
                     steps = bench.run(way, asked, params, concurrency)
