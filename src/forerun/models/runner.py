@@ -27,8 +27,8 @@ COMMITTED: Final = -1
 
 _SHORTEST: Final = 8
 
-_PROBE: Final = (1, 2, 3, 2, 1)
-_TREE: Final = (2, 0, 3, 1, 2)
+_PROBE: Final = (3, 4, 5, 4, 3)
+_TREE: Final = (4, 2, 5, 3, 4)
 _PARENTS: Final[IntArray] = np.array([COMMITTED, COMMITTED, 0, 1, 2])
 _PATH: Final = (0, 2, 4)
 """Tokens that every model is tried with, whatever they mean to it: all but the first and the last of them are
@@ -63,7 +63,7 @@ class Runner:
         if self.max_length < _SHORTEST:
             raise ConfigurationError(f"max_length is {self.max_length}; it must be at least {_SHORTEST}")
         self.num_passes, self.seconds = 0, 0.0
-        plain, shape = _tried_plainly(model)
+        plain, shape = _tried_plainly(model, _ordinary(_PROBE, self.vocab_size))
         self.cache = SlottedCache(shape, num_slots, self.max_length, model.dtype, model.device)
         self._visible: dict[int, BoolArray] = {}
         self._fault = ""
@@ -186,14 +186,15 @@ class Runner:
 
     def _agrees(self, plain: torch.Tensor) -> bool:
         """Whether reading the probe as a tree, beside another text, gives what reading it plainly gave."""
+        probe, tree = (_ordinary(eighths, self.vocab_size) for eighths in (_PROBE, _TREE))
         here, *other = [self.take() for _ in range(min(2, self.cache.num_slots))]
         try:
-            self.read([Rows(here, _PROBE[:1]), *(Rows(slot, _PROBE[3:]) for slot in other)])
+            self.read([Rows(here, probe[:1]), *(Rows(slot, probe[3:]) for slot in other)])
             self.keep({here: [0]})
-            tree = Rows(here, _TREE, _PARENTS, num_logits=len(_TREE))
-            tried = self.read([*(Rows(slot, _PROBE[:1], num_logits=0) for slot in other), tree])
+            rows = Rows(here, tree, _PARENTS, num_logits=len(tree))
+            tried = self.read([*(Rows(slot, probe[:1], num_logits=0) for slot in other), rows])
             self.keep({here: _PATH})
-            said = torch.cat([tried[list(_PATH)], self.read([Rows(here, _PROBE[-1:])])])
+            said = torch.cat([tried[list(_PATH)], self.read([Rows(here, probe[-1:])])])
         except Exception as error:  # whatever a model does with arguments it does not know
             self._fault = f": {error}"
             return False
@@ -224,10 +225,17 @@ def longest(model: Any) -> int:
 
 
 @torch.inference_mode()
-def _tried_plainly(model: Any) -> tuple[torch.Tensor, Shape]:
+def _ordinary(eighths: Sequence[int], vocab_size: int) -> list[int]:
+    """Tokens by their place in the vocabulary, in eighths: from its middle, where ordinary words are. The
+    first ones steer the model, and in low precision what it says after them depends on the last bit.
+    """
+    return [vocab_size * each // 8 for each in eighths]
+
+
+def _tried_plainly(model: Any, probe: Sequence[int]) -> tuple[torch.Tensor, Shape]:
     """What the model says by itself after each token of the probe, and what it keeps of one."""
     cache = DynamicCache()
-    out = model(torch.tensor([_PROBE], device=model.device), past_key_values=cache, use_cache=True)
+    out = model(torch.tensor([probe], device=model.device), past_key_values=cache, use_cache=True)
     kept = {_kept(layer) for layer in cache.layers}
     if len(kept) != 1 or () in kept:
         raise UnsupportedModel(
