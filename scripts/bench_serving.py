@@ -28,10 +28,10 @@ from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
+from forerun.bench.provenance import provenance
 from forerun.bench.replay import geometric_mean
-from forerun.bench.servers import forerun_command, started, vllm_command
 from forerun.bench.transcripts import Transcript, read_transcripts
-from records import provenance
+from forerun.servers.processes import forerun_command, started, vllm_command
 
 ROOT = Path(__file__).parent.parent
 FLAGS = ["--served-model-name", "m", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "16"]

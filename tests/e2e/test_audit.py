@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from engines import audit
 
-from forerun.bench.servers import started, vllm_command
+from forerun.servers.processes import started, vllm_command
 
 pytestmark = pytest.mark.e2e
 

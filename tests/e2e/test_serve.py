@@ -19,7 +19,7 @@ import httpx
 import pytest
 from engines import audit
 
-from forerun.bench.servers import Server, forerun_command, started, vllm_command
+from forerun.servers.processes import Server, forerun_command, started, vllm_command
 
 ROOT = Path(__file__).parents[2]
 SPEC_BENCH = ROOT.parent / "shared" / "data" / "spec_bench" / "question.jsonl"

@@ -171,7 +171,7 @@ def test_seeded(
 
 
 def test_a_server_that_is_not_there_is_no_verdict(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.audit.endpoint._TRIES", 2)
+    monkeypatch.setattr("forerun.servers.endpoint._TRIES", 2)
     result = RUNNER.invoke(
         app, ["audit", "sampled", "--candidate", "http://127.0.0.1:9", "--reference", str(model)]
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from scipy.stats import binom
 
-from forerun.audit.endpoint import Endpoint, Prompt
 from forerun.audit.parity.answers import ask_both, speaker_of
 from forerun.audit.parity.referee import Referee
 from forerun.audit.parity.run import judge_greedy, judge_seeded
 from forerun.audit.report import Finding
 from forerun.audit.sampled.run import Plan
+from forerun.servers.endpoint import Endpoint, Prompt
 from forerun.types import SamplingParams
 from zoo.auditing import audit, keeper
 from zoo.models import PROMPT, VOCAB, TableModel

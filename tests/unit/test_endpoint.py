@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from forerun.audit.dialects import DIALECTS, LLAMA_CPP_PYTHON, VLLM, spoken_by
-from forerun.audit.endpoint import END, looked_up, read_answers
 from forerun.audit.journal import Batch, Journal
 from forerun.audit.numerics import error_of, largest
 from forerun.audit.prompts import TEXTS, read_prompts
 from forerun.audit.sampled.against_model import TokenReader
 from forerun.errors import ConfigurationError, UnreadableAnswer, UnreadablePrompts, VocabularyMismatch
+from forerun.servers.dialects import DIALECTS, LLAMA_CPP_PYTHON, VLLM, spoken_by
+from forerun.servers.endpoint import END, looked_up, read_answers
 from forerun.types import SamplingParams
 
 

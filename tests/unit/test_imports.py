@@ -19,7 +19,10 @@ LAYERS = (
     {"drafters"},
     {"control"},
     {"engines"},
-    {"audit", "bench", "simulate", "tune", "distill"},
+    {"servers"},
+    {"audit", "simulate"},
+    {"bench", "distill"},
+    {"tune"},
     {"cli"},
 )
 """Each room may import rooms of earlier layers, and itself."""
@@ -75,6 +78,7 @@ def test_imports_run_one_way() -> None:
         ("core/bad.py", "def f():\n    from forerun.drafters import ngram"),
         ("core/bad.py", "from forerun import bench"),
         ("bench/bad.py", "from forerun.tune import advise"),
+        ("audit/bad.py", "from forerun.bench import race"),
         ("errors.py", "from forerun.types import Draft"),
         ("drafters/bad.py", "import vllm"),
         ("core/bad.py", "from transformers import AutoModel"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.audit.endpoint import Endpoint, Prompt
 from forerun.audit.journal import Journal
 from forerun.audit.report import Report
 from forerun.audit.sampled.findings import report
 from forerun.audit.sampled.prepare import against_model, against_server
 from forerun.audit.sampled.run import Plan, SampledAudit
 from forerun.audit.sampled.sweep import Case
+from forerun.servers.endpoint import Endpoint, Prompt
 from forerun.types import SamplingParams
 from zoo.models import DRAFT, PROMPT, TARGET, TableModel
 from zoo.server import Keeper, serving

@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from forerun.audit.endpoint import Token
 from forerun.errors import ConfigurationError
+from forerun.servers.endpoint import Token
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 import torch
 
-from forerun.audit.endpoint import Answer, Endpoint, Prompt, Token
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
 from forerun.errors import UnreadableAnswer
+from forerun.servers.endpoint import Answer, Endpoint, Prompt, Token
 from forerun.types import FloatArray, SamplingParams
 
 FLOOR: Final = 0.001

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from forerun.audit.endpoint import Prompt
 from forerun.drafters.documents import numbered_lines
 from forerun.errors import UnreadablePrompts
+from forerun.servers.endpoint import Prompt
 
 TEXTS = (
     "Name: Anna, Age: 31. Name: Ben, Age: 27. Name: Carla, Age: 31. Name: David, Age:",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from forerun.audit.endpoint import END, Answer, Endpoint, Prompt, Token
+from forerun.servers.endpoint import END, Answer, Endpoint, Prompt, Token
 from forerun.types import SamplingParams
 
 Speaker = Callable[[Prompt, SamplingParams, int], Answer]

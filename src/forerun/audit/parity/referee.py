@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from forerun.audit.endpoint import Token
 from forerun.audit.sampled.against_model import TokenReader
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.errors import ConfigurationError
+from forerun.servers.endpoint import Token
 from forerun.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from forerun.audit.endpoint import Token
 from forerun.audit.parity.answers import Pair
 from forerun.audit.parity.chance import Partings, parting_chance
 from forerun.audit.parity.referee import Referee
 from forerun.audit.report import Finding, Report, power_of_ten
 from forerun.errors import ForerunError
+from forerun.servers.endpoint import Token
 
 COLUMNS = {
     "name": "request",

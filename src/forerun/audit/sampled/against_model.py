@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from forerun.audit.endpoint import END, Token
 from forerun.audit.sampled.beginnings import Beginnings
 from forerun.audit.sampled.betting import wealth
 from forerun.audit.sampled.distance import distance_to_law, slack
 from forerun.audit.sampled.places import Place, Places
 from forerun.audit.sampled.suspicions import SUSPICIONS, Learner, fixed_bets
 from forerun.errors import UnreadableAnswer, VocabularyMismatch
+from forerun.servers.endpoint import END, Token
 from forerun.types import FloatArray
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from forerun.audit.endpoint import Token, looked_up
 from forerun.audit.sampled.beginnings import Beginnings
 from forerun.audit.sampled.betting import SHARES, staked, wealth
 from forerun.audit.sampled.distance import distance_of_counts, slack_of_two
+from forerun.servers.endpoint import Token, looked_up
 
 Path: TypeAlias = tuple[Token, ...]
 Witness: TypeAlias = Callable[["_Place", Token], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from forerun.audit.endpoint import Token
+from forerun.servers.endpoint import Token
 
 
 class Beginnings:

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from forerun.audit.endpoint import looked_up
 from forerun.audit.numerics import epsilons
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
 from forerun.core.warp import probabilities
+from forerun.servers.endpoint import looked_up
 from forerun.types import BoolArray, FloatArray, IntArray, SamplingParams
 
 NUM_TOP: Final = 32

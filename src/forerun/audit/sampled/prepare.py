@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from forerun.audit.endpoint import Endpoint, Prompt
 from forerun.audit.numerics import OwnError, error_against_model, error_of_server
 from forerun.audit.sampled.against_model import AgainstModel, TokenReader
 from forerun.audit.sampled.against_server import AgainstServer
@@ -14,6 +13,7 @@ from forerun.audit.sampled.distance import looks, samples_to_bound
 from forerun.audit.sampled.places import Places
 from forerun.audit.sampled.run import Plan, Row
 from forerun.audit.sampled.sweep import Case
+from forerun.servers.endpoint import Endpoint, Prompt
 from forerun.types import SamplingParams
 
 if TYPE_CHECKING:

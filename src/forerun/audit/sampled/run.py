@@ -15,11 +15,11 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from forerun.audit.endpoint import Answer, Endpoint, Token, told_faults
 from forerun.audit.journal import Batch, Journal
 from forerun.audit.sampled.betting import joint_wealth
 from forerun.audit.sampled.sweep import Case
 from forerun.errors import ForerunError, RequestRefused
+from forerun.servers.endpoint import Answer, Endpoint, Token, told_faults
 from forerun.types import FloatArray
 
 _FIRST: Final = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.audit.endpoint import Prompt
 from forerun.errors import InvalidSampling
+from forerun.servers.endpoint import Prompt
 from forerun.types import SamplingParams
 
 SETTINGS: dict[str, SamplingParams] = {

@@ -24,10 +24,10 @@ from forerun.cli.audit.show import (
 from forerun.cli.console import counting
 
 if TYPE_CHECKING:
-    from forerun.audit.endpoint import Endpoint, Prompt
     from forerun.audit.parity.answers import Pair, Speaker
     from forerun.audit.parity.run import Allowance
     from forerun.models.reference import Reference
+    from forerun.servers.endpoint import Endpoint, Prompt
     from forerun.types import SamplingParams
 
 Baseline = Annotated[str, typer.Option(help="The same server without speculation; or a model's directory.")]
@@ -70,11 +70,11 @@ def greedy(
     A difference that rounding explains is a near-tie: the gap of the two logits, in float32, is below what
     the servers' precisions can move. Any other is a difference.
     """
-    from forerun.audit.endpoint import told_faults
     from forerun.audit.parity.answers import ask_both, speaker_of
     from forerun.audit.parity.referee import Referee
     from forerun.audit.parity.run import judge_greedy
     from forerun.audit.prompts import read_prompts
+    from forerun.servers.endpoint import told_faults
     from forerun.types import SamplingParams
 
     with servers(model, api_key, dialect, timeout) as connect:
@@ -140,12 +140,12 @@ def seeded(
 
     Rounding moves laws a little, so a few answers may part; more than that is a difference.
     """
-    from forerun.audit.endpoint import told_faults
     from forerun.audit.parity.answers import ask_both, speaker_of
     from forerun.audit.parity.chance import can_say
     from forerun.audit.parity.run import judge_seeded
     from forerun.audit.prompts import read_prompts
     from forerun.audit.sampled.against_model import TokenReader
+    from forerun.servers.endpoint import told_faults
     from forerun.types import SamplingParams
 
     with servers(model, api_key, dialect, timeout) as connect:
@@ -211,7 +211,7 @@ def _prompts(prompts: list[Prompt], judge: Reference | None) -> list[Prompt]:
 
 def _speaking(judge: Reference | None) -> Speaker:
     """The reference's own way to answer: greedily."""
-    from forerun.audit.endpoint import END, Answer
+    from forerun.servers.endpoint import END, Answer
 
     assert judge is not None
 

@@ -20,9 +20,9 @@ from forerun.cli.audit.show import (
 )
 
 if TYPE_CHECKING:
-    from forerun.audit.endpoint import Endpoint
     from forerun.audit.sampled.run import Plan, Row
     from forerun.audit.sampled.sweep import Case
+    from forerun.servers.endpoint import Endpoint
 
 
 def sampled(

@@ -14,8 +14,8 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from forerun.audit.endpoint import Endpoint
     from forerun.audit.report import Finding, Report
+    from forerun.servers.endpoint import Endpoint
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write a page with plots, in one file.")]
@@ -42,9 +42,9 @@ def servers(
 
     What keeps an audit from its end is told in a line; exit code 2, since nothing was found.
     """
-    from forerun.audit.dialects import DIALECTS
-    from forerun.audit.endpoint import Endpoint
     from forerun.errors import ConfigurationError, ForerunError
+    from forerun.servers.dialects import DIALECTS
+    from forerun.servers.endpoint import Endpoint
 
     with ExitStack() as stack:
 

@@ -7,17 +7,21 @@ again after a pause, and counted. They are never a verdict: what cannot be asked
 from __future__ import annotations
 
 import random
+import re
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 import httpx
 
-from forerun.audit.dialects import Dialect, spoken_by
 from forerun.errors import ForerunError, RequestRefused, ServerFailed, UnreadableAnswer
+from forerun.servers.dialects import Dialect, spoken_by
+from forerun.servers.streaming import Streamed, lines_of, read_stream
 from forerun.types import SamplingParams
 
 Token: TypeAlias = int | str
@@ -30,7 +34,7 @@ Read = TypeVar("Read")
 
 _TRIES: Final = 6
 _PAUSE: Final = 0.5
-_MOST_CONCURRENT: Final = 64
+_MOST_CONCURRENT: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +118,51 @@ class Endpoint:
             "POST", "/completions", body, lambda answer: read_answers(answer, num_choices, num_tokens)
         )
 
-    def num_accepted(self) -> float | None:
-        """How many guesses have stood since the server began, if its metrics say so."""
+    def chat(
+        self,
+        text: str,
+        sampling: SamplingParams,
+        num_tokens: int,
+        extra: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Streamed:
+        """An answer to one message, streamed. It is asked for once: what is tried again has no time."""
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": num_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.dialect.settings(sampling),
+            **self.dialect.extra,
+            **extra,
+        }
+        sent = time.perf_counter()
+        try:
+            with self._client.stream("POST", f"{self.url}/chat/completions", json=body) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _refusal(self.url, response)
+                return read_stream(lines_of(response.iter_bytes()), sent)
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"{self.url} did not answer to the end: {type(error).__name__}") from error
+        except ForerunError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ServerFailed(f"{self.url} streams something that is no answer: {error!r}") from error
+
+    def metric(self, name: str) -> dict[str, float]:
+        """The values by label of a metric whose name ends so; none where a server has no metrics."""
         try:
             page = self._client.get(self.url.removesuffix("/v1") + "/metrics", timeout=10.0)
         except (httpx.HTTPError, RuntimeError):  # not there, or closed by an interrupt
-            return None
-        values = [
-            float(line.rsplit(" ", 1)[1])
-            for line in page.text.splitlines()
-            if "spec_decode_num_accepted_tokens_total" in line and not line.startswith("#")
-        ]
-        return sum(values) if page.is_success and values else None
+            return {}
+        found = re.findall(rf"^[\w:]*{re.escape(name)}(\{{.*\}})? (\S+)$", page.text, flags=re.MULTILINE)
+        return {labels: float(value) for labels, value in found} if page.is_success else {}
+
+    def num_accepted(self) -> float | None:
+        """How many guesses have stood since the server began, if its metrics say so."""
+        values = self.metric("spec_decode_num_accepted_tokens_total").values()
+        return sum(values) if values else None
 
     def _served(self) -> dict[str, Any]:
         """The first model of the server's list."""
@@ -169,7 +206,7 @@ class Endpoint:
             raise _Fault("no JSON") from error
         if response.status_code >= 500 or response.status_code in (408, 429):
             raise _Fault(f"status {response.status_code}")
-        raise RequestRefused(f"{self.url}{path} says {response.status_code}: {response.text[:300]}")
+        raise _refusal(f"{self.url}{path}", response)
 
 
 def told_faults(*servers: Endpoint | None) -> Iterator[str]:
@@ -178,6 +215,10 @@ def told_faults(*servers: Endpoint | None) -> Iterator[str]:
         if server is not None and server.faults:
             told = ", ".join(f"{number} x {fault}" for fault, number in server.faults.most_common())
             yield f"faults of {server.url} that were tried again: {told}"
+
+
+def _refusal(url: str, response: httpx.Response) -> RequestRefused:
+    return RequestRefused(f"{url} says {response.status_code}: {response.text[:300]}")
 
 
 class _Fault(Exception):

@@ -42,7 +42,7 @@ def started(
     environment: Mapping[str, str] | None = None,
     patience: float = 300.0,
 ) -> Iterator[Server]:
-    """Run a command that serves on the `--port` it is told, wait until it is healthy, and stop it at last."""
+    """Run a command that serves on the `--port` it is told, wait until it answers, and stop it at last."""
     port = _free_port()
     with (
         log.open("w") as output,
@@ -57,7 +57,7 @@ def started(
     ):
         try:
             server = Server(f"http://127.0.0.1:{port}", log)
-            _wait_until_healthy(server, process, patience)
+            _wait_until_it_answers(server, process, patience)
             yield server
         finally:
             _stop(process)
@@ -80,13 +80,13 @@ def _free_port() -> int:
         return port
 
 
-def _wait_until_healthy(server: Server, process: subprocess.Popen[bytes], patience: float) -> None:
+def _wait_until_it_answers(server: Server, process: subprocess.Popen[bytes], patience: float) -> None:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise ServerFailed(f"the server ended with {process.returncode}:\n{_tail(server.log)}")
         try:
-            if httpx.get(f"{server.url}/health", timeout=2.0).is_success:
+            if httpx.get(f"{server.v1}/models", timeout=2.0).is_success:
                 return
         except httpx.TransportError:
             pass

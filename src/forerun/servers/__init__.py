@@ -1,0 +1,1 @@
+"""Servers that speak as OpenAI does: started on loopback, asked, and understood."""
