@@ -15,13 +15,14 @@ import torch
 import typer
 from rich.console import Console
 
+from forerun.bench.provenance import provenance
 from forerun.control.controller import Controller
 from forerun.control.cost import StepCost
 from forerun.control.guesses import Guesses, cut
 from forerun.models.loading import load_model
 from forerun.models.runner import Runner
 from forerun.types import Draft
-from records import AsJson, Record, finish, provenance, quartiles
+from records import AsJson, Record, finish, quartiles
 
 REQUESTS, NODES = 256, 64
 TURNS = 200

@@ -18,12 +18,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forerun.bench.provenance import provenance
 from forerun.core.race import race_rows
 from forerun.core.settings import Settings
 from forerun.core.verify import Round, verify
 from forerun.core.warp import probabilities
 from forerun.types import Draft, Proposal, SamplingParams
-from records import AsJson, Record, cell, finish, provenance, quartiles
+from records import AsJson, Record, cell, finish, quartiles
 
 REQUESTS, GUESSES, VOCAB = 16, 8, 49_152
 ROWS = REQUESTS * (GUESSES + 1)

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from forerun.bench.provenance import provenance
 from forerun.drafters.corpus import Corpus
 from forerun.drafters.corpus_builder import build
 from forerun.drafters.index import Index
@@ -29,7 +30,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.sightings import AHEAD, LONGEST
 from forerun.drafters.suffix import DEEPEST, MOST_FROM_CORPUS, SuffixDrafter
 from forerun.types import Drafter, RequestView
-from records import AsJson, Record, cell, finish, provenance, quartiles
+from records import AsJson, Record, cell, finish, quartiles
 
 VOCAB, NODES, NEW_TOKENS = 49_152, 16, 3
 SHORT, LONG, PROMPT, BATCH = 8_192, 131_072, 100_000, 256

@@ -30,14 +30,15 @@ from rich.table import Table
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
-from forerun.bench.figures import draw_load
+from forerun.bench.figures.load import draw_load
 from forerun.bench.load import OURS, PLAIN, Run, Timed, lines_of, runs_of, values
+from forerun.bench.provenance import provenance
 from forerun.bench.suites import CODE_EDITING, read_suite
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
 from forerun.engines.vllm.scheduler import Scheduler
 from forerun.models.loading import load_tokenizer
-from records import Record, provenance
+from records import Record
 
 ROOT = Path(__file__).parents[1]
 FIXED: Final = (2, 4, 8, 16)

@@ -23,11 +23,12 @@ from rich.table import Table
 from transformers import GenerationConfig
 
 from forerun import LLM, SamplingParams
+from forerun.bench.provenance import provenance
 from forerun.bench.replay import geometric_mean
 from forerun.bench.transcripts import read_transcripts
 from forerun.engines.local.request import Request
 from forerun.models.loading import load_model
-from records import AsJson, Record, finish, provenance
+from records import AsJson, Record, finish
 
 ROOT = Path(__file__).parents[1]
 LOOKED_UP = "prompt lookup"

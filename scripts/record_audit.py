@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from records import provenance
+from forerun.bench.provenance import provenance
 
 RECORD = Path(__file__).parent.parent / "docs" / "records" / "audits.json"
 _POINTS = ("trace", "compared", "prompt", "said")

@@ -11,10 +11,10 @@ from typing import Any
 
 import typer
 
+from forerun.bench.provenance import provenance
 from forerun.simulate.figures import draw_grid, draw_scenario
 from forerun.simulate.grid import grid, play
 from forerun.simulate.scenario import FIXED, OURS, PLAIN, Scenario, answer, known
-from records import provenance
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,14 +1,10 @@
-"""What the benchmarks share: medians with quartiles, and records with their provenance."""
+"""What the benchmarks share: medians with quartiles, and records."""
 
 from __future__ import annotations
 
 import json
-import platform
-import re
 import statistics
-import subprocess
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,19 +20,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def cell(numbers: Sequence[float]) -> str:
     """A median with its quartiles."""
     return "{:.2f} [{:.2f}, {:.2f}]".format(*numbers)
-
-
-def provenance(command: str, packages: Sequence[str], threads: int) -> dict[str, Any]:
-    """What it takes to measure again: command, commit, versions, machine."""
-    git = ["git", "describe", "--always", "--dirty"]
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return {
-        "command": command,
-        "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
-        "versions": {name: version(name) for name in packages},
-        "python": platform.python_version(),
-        "machine": {"cpu": model[1] if model else platform.machine(), "threads": threads},
-    }
 
 
 Record = Annotated[Path | None, typer.Option(help="Keep the figures in this file, with provenance.")]

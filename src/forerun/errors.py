@@ -10,6 +10,7 @@ ForerunError
 ├── InvalidCorpus             a corpus file that is cut off, damaged or of another version (also a ValueError)
 ├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
 ├── UnreadablePrompts         a file that holds no prompts (also a ValueError)
+├── UnreadableRecord          a file that holds no record of a benchmark (also a ValueError)
 ├── UnreadableTrace           a file that holds no trace of rounds (also a ValueError)
 ├── UnreadableModel           a directory that holds no model, or not all of one (also a ValueError)
 ├── UnsupportedModel          a model that cannot be run here without changing its words (also a ValueError)
@@ -60,6 +61,10 @@ class UnreadableTranscripts(ForerunError, ValueError):
 
 class UnreadablePrompts(ForerunError, ValueError):
     """A file that does not hold prompts."""
+
+
+class UnreadableRecord(ForerunError, ValueError):
+    """A file that does not hold a record of a benchmark."""
 
 
 class UnreadableTrace(ForerunError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, pr
 from forerun.audit.exact.mutants import MUTANTS
 from forerun.audit.exact.registry import Kind
 from forerun.audit.words import number
+from forerun.simulate.table import markdown as simulations
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -128,6 +130,33 @@ def test_the_readme_and_the_notes_quote_the_record_of_the_local_engine() -> None
     for line in record["lines"]:
         if "share" in line:
             assert f"{line['share']:.1%}".replace("%", " %") in notes
+
+
+def test_the_figures_of_simulations_are_the_recorded_ones() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "simulate.json").read_text())
+    document = (ROOT / "docs" / "scaling.md").read_text()
+    assert simulations(record["scenarios"]) in document
+    grid = record["grid"]
+    assert len(grid) == 312
+    over = {
+        text: [each["over_best_fixed"] for each in grid if each["text"] == text]
+        for text in ("stationary", "shifting", "mixed")
+    }
+    least = {text: math.floor(1000 * min(some)) / 1000 for text, some in over.items()}
+    plain = math.floor(1000 * min(each["over_plain"] for each in grid)) / 1000
+    spent = max(each["spent_finding_out"] for each in grid)
+    for told in (
+        f"at least {plain:.3f} of plain decoding everywhere",
+        f"at least {least['stationary']:.3f} of the best fixed length where texts are of one kind",
+        f"{least['shifting']:.3f} where they change",
+        f"{least['mixed']:.3f} to {max(over['mixed']):.3f} times it where requests differ",
+        f"at most {100 * spent:.2f} % of the time",
+    ):
+        assert told in document, told
+    assert plain >= 0.98
+    assert least["stationary"] >= 0.97
+    assert least["mixed"] >= 1.05
+    assert spent <= 0.01
 
 
 def test_no_document_names_a_place_on_somebodys_machine() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.bench.replay import Reliability, Replay, geometric_mean
+from forerun.bench.replay import Reliability, Replay, geometric_mean, priced
 from forerun.bench.transcripts import Transcript, read_transcripts
 from forerun.bench.yardsticks import VllmNgram
 from forerun.drafters.suffix import SuffixDrafter
@@ -76,10 +76,10 @@ def test_a_recording_is_followed_down_a_tree() -> None:
 
 def test_with_a_price_only_guesses_that_pay_are_made() -> None:
     recorded = [transcript(list(range(10)), list(range(10, 30))) for _ in range(20)]
-    dear = Replay(Oracle(list(range(30)), num_right=0), nodes=8, price=0.5)
+    dear = Replay(Oracle(list(range(30)), num_right=0), nodes=8, cost=priced(0.5))
     tally = dear.run(recorded)["words"]
     assert tally.num_guesses < 0.1 * tally.num_steps, "they are always wrong"
-    cheap = Replay(Oracle(list(range(30)), num_right=3), nodes=8, price=0.01)
+    cheap = Replay(Oracle(list(range(30)), num_right=3), nodes=8, cost=priced(0.01))
     assert cheap.run(recorded)["words"].tokens_per_step > 3
 
 

@@ -70,6 +70,7 @@ class Tally:
     num_steps: int = 0
     num_guesses: int = 0
     seconds: float = 0.0
+    pass_seconds: float = 0.0
     reached: list[int] = field(default_factory=list)
     stood: list[int] = field(default_factory=list)
 
@@ -112,16 +113,21 @@ class Tally:
             self.stood[level] += level < num_kept
 
 
+def priced(price: float) -> StepCost:
+    """Passes that cost this share of the first row more with every further one."""
+    return StepCost((1, 2), (1.0, 1.0 + price), doubt=0.0)
+
+
 class Replay:
-    """Recordings through a drafter. With a price only guesses that pay are made, by the controller of the
-    engines, for which a pass then costs that share more with every row; without one all are.
+    """Recordings through a drafter. Where it is told what passes cost, only guesses that pay are made, by the
+    controller of the engines; otherwise all are.
     """
 
-    def __init__(self, drafter: Drafter, *, nodes: int, price: float | None = None) -> None:
+    def __init__(self, drafter: Drafter, *, nodes: int, cost: StepCost | None = None) -> None:
         self.drafter = drafter
         self.nodes = nodes
-        self.price = price
-        self.controller = Controller(StepCost((1, 2), (1.0, 1.0 + (price or 0.0)), doubt=0.0))
+        self.every = cost is None
+        self.controller = Controller(cost or priced(0.0))
         self.reliability = Reliability()
 
     def run(
@@ -156,14 +162,16 @@ class Replay:
         """One pass; returns how many tokens it says."""
         step = self.controller.open([name], rows=1)
         guesses = Guesses.of([draft], partial(self.controller.kind, step))
-        if self.price is None or draft.evidence is None:  # who says nothing of its guesses wants them all
+        if self.every or draft.evidence is None:  # who says nothing of its guesses wants them all
             guesses.fixed[:], step.plain = True, False
         draft = draft.some(self.controller.choose(step, guesses))
         verdict = retrace(draft, ahead)
         stood = np.zeros(len(draft), dtype=bool)
         stood[list(verdict.accepted)] = True
         self.reliability.add(self.controller.estimate(step, step.guesses), stood.astype(np.float64))
-        self.controller.close(step, stood, self.controller.cost.at(step.num_rows))
+        seconds = self.controller.cost.at(step.num_rows)
+        self.controller.close(step, stood, seconds)
+        tally.pass_seconds += seconds
         self.drafter.learn(name, draft, verdict)
         tally.add(draft, len(verdict.accepted))
         return len(verdict.accepted) + 1

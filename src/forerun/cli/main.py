@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from forerun.cli.audit import audit
+from forerun.cli.bench import bench
 from forerun.cli.corpus import corpus
 from forerun.cli.doctor import doctor
 from forerun.cli.generate import generate
@@ -15,6 +16,7 @@ from forerun.cli.serve import serve
 from forerun.cli.simulate import simulate
 from forerun.cli.theory import theory
 from forerun.cli.trace import trace
+from forerun.cli.tune import tune
 
 app = typer.Typer(
     help="Lossless speculative decoding: faster, with the same words.",
@@ -23,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(audit, name="audit")
+app.add_typer(bench, name="bench")
 app.add_typer(corpus, name="corpus")
 app.command()(doctor)
 app.command()(generate)
@@ -31,6 +34,7 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 app.command()(simulate)
 app.command()(theory)
 app.command()(trace)
+app.command()(tune)
 
 
 def _print_version(wanted: bool) -> None:

@@ -53,7 +53,7 @@ def replay(
     At temperature 0 the model says what it said before, so the recording tells which guesses would have
     stood: tokens per step is what one run of the model would have committed.
     """
-    from forerun.bench.replay import SHORTEST, Replay
+    from forerun.bench.replay import SHORTEST, Replay, priced
     from forerun.bench.transcripts import read_transcripts
 
     options = {"chain": chain, "share_outputs": shared, "corpora": corpus or []}
@@ -62,7 +62,8 @@ def replay(
         long_enough = [transcript for transcript in recorded if len(transcript.output) >= SHORTEST]
         Replay(_drafter(drafter, options), nodes=nodes).run(long_enough[:2])  # compiles
         before = [] if fit == "nothing" else read_transcripts(transcripts, fit)
-        run = Replay(_drafter(drafter, options), nodes=nodes, price=price)
+        cost = None if price is None else priced(price)
+        run = Replay(_drafter(drafter, options), nodes=nodes, cost=cost)
         with counting("replaying", len(before) + len(recorded)) as progress:
             run.run(before, progress)
             tallies = run.run(recorded, lambda num: progress(len(before) + num))

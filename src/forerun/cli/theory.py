@@ -43,7 +43,7 @@ def theory(
     Tokens per run of the target, wall-time gain and operations, for every number of guesses up to the best.
     """
     if plot is not None:
-        from forerun.bench.figures import draw_theory
+        from forerun.bench.figures.theory import draw_theory
 
         with told():
             draw_theory(plot)

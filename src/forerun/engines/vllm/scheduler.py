@@ -185,6 +185,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self.wishes.pop(request.request_id, None)
         self._followed.pop(request.request_id, None)
         self.guesser.tally.known(len(self.guesser.known))
+        self.guesser.tally.costs(self.guesser.controller.cost)
         return super()._free_request(request, *args, **kwargs)
 
     def _offers(self, step: Step, decoding: list[Any], asks: list[Ask]) -> list[Offer]:

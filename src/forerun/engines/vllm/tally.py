@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from forerun.control.controller import Rates
+from forerun.control.cost import StepCost
 from forerun.engines.vllm.counters import Series, Values, share
 
 logger = logging.getLogger("vllm.forerun")  # below vLLM's own logger, so that its settings hold here too
@@ -26,8 +27,12 @@ CHOSEN: Final = "forerun:chosen_tokens"
 PREDICTED: Final = "forerun:predicted_goodput"
 MEASURED: Final = "forerun:measured_goodput"
 WITHOUT: Final = "forerun:plain_goodput"
+COSTS: Final = "forerun:pass_seconds"
 
-GAUGES: Final = frozenset({KNOWN, CHOSEN, PREDICTED, MEASURED, WITHOUT})
+ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 192, 256)
+"""Of passes whose cost is told: the usual ones, and those that begin another tile."""
+
+GAUGES: Final = frozenset({KNOWN, CHOSEN, PREDICTED, MEASURED, WITHOUT, COSTS})
 """What goes up and down; all else only grows."""
 
 LATELY: Final = 0.05
@@ -48,6 +53,7 @@ HELP: Final = {
     PREDICTED: "Tokens per second expected of steps with guesses of this drafter, of late.",
     MEASURED: "Tokens per second that these steps said.",
     WITHOUT: "Tokens per second that they would have said without guesses.",
+    COSTS: "Seconds that a pass of the model is believed to take, by its rows and whether tokens are drawn.",
 }
 
 
@@ -59,6 +65,7 @@ class Tally:
         depths = [str(depth) for depth in range(1, most_guesses + 1)]
         self.series: list[Series] = [
             *((name, ()) for name in (STEPS, PLAIN, TOKENS, KNOWN)),
+            *((COSTS, _cost_labels(rows, drawn)) for rows, drawn in product(ROWS, (False, True))),
             *((name, (("drafter", who),)) for name, who in product(BY_DRAFTER, self.drafters)),
             *(
                 (name, (("drafter", who), ("depth", depth)))
@@ -121,6 +128,11 @@ class Tally:
         """So many requests are remembered now."""
         self.values[self._places[KNOWN, ()]] = num_requests
 
+    def costs(self, cost: StepCost) -> None:
+        """Passes are believed to take so long, by their rows."""
+        for rows, drawn in product(ROWS, (False, True)):
+            self.values[self._places[COSTS, _cost_labels(rows, drawn)]] = cost.at(rows, sampled=drawn)
+
     def total(self, name: str, drafter: str | None = None) -> float:
         """A count, summed over depths."""
         return float(
@@ -133,6 +145,10 @@ class Tally:
 
     def _add(self, name: str, amount: float, drafter: str) -> None:
         self.values[self._places[name, (("drafter", drafter),)]] += amount
+
+
+def _cost_labels(rows: int, drawn: bool) -> tuple[tuple[str, str], ...]:
+    return ("rows", str(rows)), ("drawn", "yes" if drawn else "no")
 
 
 class Minutes:

@@ -1,0 +1,224 @@
+"""Who takes part in a benchmark: servers that we start, and any that run already.
+
+Everybody has a plain one beside it, the same engine without speculation: its words are those to be said, and
+its speed is what counts as 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from forerun.engines.vllm.launch import openmp
+from forerun.errors import ConfigurationError
+from forerun.servers.processes import Server, forerun_command, started, vllm_command
+
+VLLM: Final = "vllm"
+TRANSFORMERS: Final = "transformers"
+LLAMA: Final = "llama.cpp"
+FORERUN: Final = "forerun"
+
+GUESSES: Final = 4
+"""What others guess: vLLM's examples do so for n-grams and draft models, llama-cpp-python's for lookup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served: a directory, in which precision, and what else contestants need."""
+
+    path: Path
+    dtype: str = "bfloat16"
+    draft: Path | None = None
+    gguf: Path | None = None
+    max_length: int = 4096
+    max_requests: int = 16
+
+    def demand_draft(self, who: str) -> Path:
+        """The draft model, which somebody cannot do without."""
+        if self.draft is None:
+            raise ConfigurationError(f"{who} needs a draft model: give --draft-model")
+        return self.draft
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A server: its name, its plain one's, what it runs, and where it is or how it is started."""
+
+    name: str
+    plain: str
+    precision: str
+    url: str = ""
+    command: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """What a record says of it: no place on anybody's machine."""
+        return {
+            "plain": self.plain,
+            "precision": self.precision,
+            "command": [_FOLDERS.sub("", each) for each in self.command],
+        }
+
+    def start(self, log: Path) -> AbstractContextManager[Server]:
+        """Start it; it answers once this is entered."""
+        return started(self.command, log, environment=quiet())
+
+
+STEP_BY_STEP: Final = ("--per-request-spec-decode-metrics", "detailed")
+"""So that a vLLM tells, for every step, how many guesses were checked and how many stood."""
+
+_FOLDERS: Final = re.compile(r"(?:/[\w.@-]+)+/")
+
+Command = Callable[[Model], Sequence[str]]
+
+
+def contestants(model: Model | None, names: Sequence[str], plain: dict[str, str]) -> list[Contestant]:
+    """Those of these names, each with its plain one: names we know, or NAME=URL of a server that runs.
+
+    The plain one of a server that runs is named in `plain`; without a name there is nothing to compare with,
+    and it is its own.
+    """
+    found: dict[str, Contestant] = {}
+    for given in names:
+        name, _, url = given.partition("=")
+        if url:
+            found[name] = Contestant(name, plain.get(name, name), "as it is served", url=url)
+        else:
+            for each in _known(name):
+                found.setdefault(each, _start(model, each))
+    if unknown := [name for name in plain if name not in found or not found[name].url]:
+        raise ConfigurationError(f"a baseline is for a NAME=URL that takes part; {unknown[0]} is none")
+    for one in found.values():
+        if one.plain not in found:
+            raise ConfigurationError(f"{one.plain}, the plain one of {one.name}, takes no part")
+    return list(found.values())
+
+
+def _known(name: str) -> tuple[str, str]:
+    """Somebody's plain one, and itself."""
+    if name not in _COMMANDS:
+        near = get_close_matches(name, _COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}, or NAME=URL"
+        raise ConfigurationError(f"nobody is called {name}; {hint}")
+    return _COMMANDS[name][0], name
+
+
+def _start(model: Model | None, name: str) -> Contestant:
+    plain, command = _COMMANDS[name]
+    if model is None:
+        raise ConfigurationError(f"{name} has to be started: give --model")
+    precision = model.gguf.stem.rsplit(".", 1)[-1] if plain == LLAMA and model.gguf else model.dtype
+    return Contestant(name, plain, precision, command=tuple(command(model)))
+
+
+def quiet() -> dict[str, str]:
+    """The environment of every server that we start: little memory for each, and no look at the network."""
+    space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+    environment = {"VLLM_CPU_KVCACHE_SPACE": space, "HF_HUB_OFFLINE": "1"}
+    library = openmp()
+    return environment | ({"LD_PRELOAD": str(library)} if library else {})
+
+
+def flags_of(model: Model) -> list[str]:
+    """What every vLLM is told: nothing that was computed for one request is there for another."""
+    return [
+        *("--dtype", model.dtype, "--max-model-len", str(model.max_length)),
+        *("--max-num-seqs", str(model.max_requests), "--enforce-eager", "--no-enable-prefix-caching"),
+    ]  # fmt: skip
+
+
+def _vllm(model: Model, speculation: dict[str, Any] | None = None) -> list[str]:
+    told = [*STEP_BY_STEP, "--speculative-config", json.dumps(speculation)]
+    return vllm_command(model.path, *flags_of(model), *(told if speculation else ()))
+
+
+def _ngram(model: Model) -> list[str]:
+    return _vllm(
+        model,
+        {
+            "method": "ngram",
+            "num_speculative_tokens": GUESSES,
+            "prompt_lookup_max": 4,
+            "prompt_lookup_min": 1,
+        },
+    )
+
+
+def _draft(model: Model) -> list[str]:
+    draft = str(model.demand_draft("vllm-draft"))
+    return _vllm(model, {"method": "draft_model", "model": draft, "num_speculative_tokens": GUESSES})
+
+
+def _suffix(model: Model) -> list[str]:
+    if find_spec("arctic_inference") is None:
+        raise ConfigurationError(
+            "vLLM's suffix decoding needs arctic-inference: pip install arctic-inference"
+        )
+    speculation = {"method": "suffix", "num_speculative_tokens": 32, "suffix_decoding_max_cached_requests": 0}
+    return _vllm(model, speculation)
+
+
+def _forerun(model: Model) -> list[str]:
+    return forerun_command(model.path, *flags_of(model), *STEP_BY_STEP)
+
+
+def _forerun_draft(model: Model) -> list[str]:
+    draft = str(model.demand_draft("forerun-draft"))
+    return forerun_command(model.path, "--draft-model", draft, *flags_of(model), *STEP_BY_STEP)
+
+
+def _host(model: Model, how: str) -> list[str]:
+    draft = ["--draft", str(model.demand_draft("transformers-assisted"))] if how == "assisted" else []
+    command = [
+        sys.executable,
+        "-m",
+        "forerun.bench.host",
+        str(model.path),
+        "--how",
+        how,
+        "--dtype",
+        model.dtype,
+    ]
+    return command + draft
+
+
+def _llama(model: Model, *flags: str) -> list[str]:
+    if find_spec("llama_cpp") is None:
+        raise ConfigurationError("llama.cpp needs its server: pip install 'llama-cpp-python[server]'")
+    if model.gguf is None:
+        raise ConfigurationError("llama.cpp needs its own file of the model: give --gguf")
+    threads = str(len(os.sched_getaffinity(0)))
+    size = ["--n_ctx", str(model.max_length), "--n_threads", threads, "--n_threads_batch", threads]
+    whole = ["--interrupt_requests", "false"]  # an answer is not broken off for the next one's sake
+    return [sys.executable, "-m", "llama_cpp.server", "--model", str(model.gguf), *size, *whole, *flags]
+
+
+_COMMANDS: Final[dict[str, tuple[str, Command]]] = {
+    FORERUN: (VLLM, _forerun),
+    "forerun-draft": (VLLM, _forerun_draft),
+    VLLM: (VLLM, _vllm),
+    "vllm-ngram": (VLLM, _ngram),
+    "vllm-draft": (VLLM, _draft),
+    "vllm-suffix": (VLLM, _suffix),
+    TRANSFORMERS: (TRANSFORMERS, lambda model: _host(model, "plain")),
+    "transformers-assisted": (TRANSFORMERS, lambda model: _host(model, "assisted")),
+    "transformers-lookup": (TRANSFORMERS, lambda model: _host(model, "lookup")),
+    LLAMA: (LLAMA, _llama),
+    "llama.cpp-lookup": (
+        LLAMA,
+        lambda model: _llama(
+            model, "--draft_model", "prompt-lookup-decoding", "--draft_model_num_pred_tokens", str(GUESSES)
+        ),
+    ),
+}
+"""By name: who is plain beside it, and what starts it."""
+
+NAMES: Final = tuple(_COMMANDS)

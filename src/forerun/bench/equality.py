@@ -1,0 +1,121 @@
+"""Are a contestant's words those of its plain one?
+
+At temperature 0 they should be the same, token for token, up to near-ties: where two answers first part, the
+model is asked in float32 how far apart the two tokens are. With a seed, servers that draw differently say
+different words and may both be right; how many are the same is told, and `forerun audit sampled` decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from forerun.bench.record import Answer, Record, Ruling
+from forerun.bench.suites import Question
+from forerun.errors import ForerunError
+from forerun.models.text import encode
+from forerun.servers.endpoint import END
+from forerun.types import SamplingParams
+
+if TYPE_CHECKING:
+    from forerun.audit.parity.referee import Referee
+
+Rule = Callable[[Ruling, Answer, Answer], Ruling]
+"""Who knows about ties: a parting, the plain answer and the other one."""
+
+
+def partings(record: Record) -> Iterator[tuple[Ruling, Answer, Answer]]:
+    """Greedy answers that part from the plain one's and that nobody has ruled on, with both answers."""
+    for plain, mine in pairs(record):
+        if mine.place.temperature or (mine.place, mine.who) in record.rulings:
+            continue
+        at = parted_at(plain.words, mine.words)
+        if at is not None:
+            yield Ruling(mine.place, mine.who, at), plain, mine
+
+
+def pairs(record: Record) -> Iterator[tuple[Answer, Answer]]:
+    """Every answer with the plain one's at the same place, but for those of the plain ones themselves."""
+    facts = record.contestants()
+    for (place, who), mine in record.answers.items():
+        plain = record.answers.get((place, facts[who]["plain"]))
+        if plain is not None and plain is not mine and not plain.error and not mine.error:
+            yield plain, mine
+
+
+def parted_at(plain: Sequence[object], mine: Sequence[object]) -> int | None:
+    """The first token, or letter, at which two answers differ; one that ends early differs at its end."""
+    longest = max(len(plain), len(mine))
+    return next((at for at in range(longest) if plain[at : at + 1] != mine[at : at + 1]), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Of so many answers: how many are the same, part over a near-tie, differ, or nobody knows."""
+
+    num: int
+    same: int
+    near_ties: int = 0
+    differences: int = 0
+    undecided: int = 0
+    drawn: bool = False
+
+    @property
+    def honest(self) -> bool:
+        """Whether no difference was found; drawn words are not judged."""
+        return not self.differences
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether answers part and nobody could say if over a near-tie."""
+        return bool(self.undecided)
+
+    def told(self) -> str:
+        """In a few words, for a table."""
+        if not self.num:
+            return "not compared"
+        if self.drawn:
+            return f"{self.same} of {self.num} the same by seed"
+        if self.same == self.num:
+            return f"all {self.num} the same"
+        parts = {"near-ties": self.near_ties, "DIFFERENT": self.differences, "undecided": self.undecided}
+        return ", ".join(
+            [f"{self.same} of {self.num} the same", *(f"{num} {name}" for name, num in parts.items() if num)]
+        )
+
+
+def words_of(record: Record, who: str, temperature: float, width: int) -> Words:
+    """How a contestant's words compare, at a temperature and a width."""
+
+    def mine(each: Answer | Ruling) -> bool:
+        place = each.place
+        return (each.who, place.temperature, place.width) == (who, temperature, width)
+
+    compared = [(plain, other) for plain, other in pairs(record) if mine(other)]
+    same = sum(parted_at(plain.words, other.words) is None for plain, other in compared)
+    if temperature:
+        return Words(len(compared), same, drawn=True)
+    found = Counter(each.finding for each in record.rulings.values() if mine(each))
+    ties, differences = found["near-tie"], found["difference"]
+    return Words(len(compared), same, ties, differences, len(compared) - same - ties - differences)
+
+
+def ruled(referee: Referee, tokenizer: Any, questions: Sequence[Question]) -> Rule:
+    """A rule by a model in float32; answers that are text alone, or of other tokens, stay undecided."""
+
+    def rule(parting: Ruling, plain: Answer, mine: Answer) -> Ruling:
+        at = parting.at
+        if not plain.token_ids or not mine.token_ids:
+            return parting
+        asked = questions[parting.place.number % len(questions)].text
+        prompt = encode(tokenizer, [{"role": "user", "content": asked}])
+        one, other = (each.token_ids[at] if at < len(each.token_ids) else END for each in (plain, mine))
+        try:
+            found = referee.rule(prompt, plain.token_ids[:at], (one, other), SamplingParams(temperature=0.0))
+        except ForerunError:
+            return parting
+        return replace(parting, gap=found.gap, bound=found.bound)
+
+    return rule

@@ -1,0 +1,106 @@
+"""Contestants take turns, group by group, so that the moods of a machine are shared by all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import cycle, islice
+from math import ceil
+from typing import Final
+
+from forerun.bench.record import Answer, Place, Writer
+from forerun.bench.suites import Question
+from forerun.errors import ForerunError
+from forerun.servers.endpoint import Endpoint
+from forerun.types import SamplingParams
+
+WARM: Final = 2
+"""Questions that everybody answers before it counts."""
+
+PATIENCE: Final = 2
+"""So many groups in a row without an answer, and a contestant is not asked any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What is asked: questions, at these temperatures, so many at a time, for at most so many tokens."""
+
+    questions: Sequence[Question]
+    temperatures: Sequence[float]
+    widths: Sequence[int]
+    num_tokens: int
+    seed: int = 0
+
+    def groups(self, run: int) -> Iterator[list[tuple[Place, Question]]]:
+        """Questions that are asked at once; the last group is filled up from the beginning."""
+        for temperature in self.temperatures:
+            for width in self.widths:
+                every = enumerate(cycle(self.questions))
+                for group in range(ceil(len(self.questions) / width)):
+                    yield [
+                        (Place(run, temperature, width, group, number, each.id, each.category), each)
+                        for number, each in islice(every, width)
+                    ]
+
+    def __len__(self) -> int:
+        """How many groups there are."""
+        return len(self.temperatures) * sum(ceil(len(self.questions) / width) for width in self.widths)
+
+    def sampling(self, place: Place) -> SamplingParams:
+        """How a question is to be answered: with a seed of its own, the same for all who are asked."""
+        seed = self.seed + place.number % len(self.questions)
+        return SamplingParams(temperature=place.temperature, seed=seed if place.temperature else None)
+
+
+def run_race(
+    race: Race, lanes: dict[str, Endpoint], writer: Writer, watch: Callable[[int, str], None]
+) -> None:
+    """Ask everybody everything that is not yet answered, until they have or give up."""
+    done = writer.done()
+    plain = {who: facts["plain"] for who, facts in writer.record.runs[-1]["contestants"].items()}
+    order = [who for who in lanes if (writer.run, who) not in writer.record.gave_up]
+    silent = dict.fromkeys(order, 0)
+    for number, group in enumerate(race.groups(writer.run)):
+        order = order[1:] + order[:1]
+        lacking = {who for who in order if any((place, who) not in done for place, _ in group)}
+        wanted = lacking | {plain[who] for who in lacking}  # whoever is asked again, is so in turn
+        for who in [each for each in order if each in wanted]:
+            watch(number, who)
+            answers = ask_group(race, group, who, lanes[who])
+            for answer in answers:
+                writer.keep(answer)
+            errors = [answer.error for answer in answers if answer.error]
+            silent[who] = silent[who] + 1 if len(errors) == len(answers) else 0
+            if silent[who] >= PATIENCE:
+                writer.add({"run": writer.run, "who": who, "gave_up": errors[-1]})
+                order.remove(who)
+        watch(number + 1, "")
+
+
+def ask_group(race: Race, group: Sequence[tuple[Place, Question]], who: str, lane: Endpoint) -> list[Answer]:
+    """Ask one contestant for all of a group at once."""
+    began = time.perf_counter()
+
+    def ask(one: tuple[Place, Question]) -> Answer:
+        place, question = one
+        try:
+            streamed = lane.chat(question.text, race.sampling(place), race.num_tokens)
+        except ForerunError as error:
+            return Answer(place, who, error=str(error))
+        return Answer.of(place, who, streamed, began)
+
+    with ThreadPoolExecutor(len(group)) as pool:
+        return list(pool.map(ask, group))
+
+
+def warm_up(race: Race, lanes: dict[str, Endpoint], writer: Writer, watch: Callable[[str], None]) -> None:
+    """Let everybody answer something that does not count; who cannot gives up."""
+    for who, lane in lanes.items():
+        watch(who)
+        try:
+            for question in race.questions[:WARM]:
+                lane.chat(question.text, SamplingParams(temperature=0.0), race.num_tokens)
+        except ForerunError as error:
+            writer.add({"run": writer.run, "who": who, "gave_up": str(error)})

@@ -1,0 +1,314 @@
+"""A benchmark told: tables in Markdown, and one page that needs nothing else.
+
+What did not go right is never told as if it had: a contestant that erred, or whose words differ, keeps its
+mark wherever its speed stands, and is not among those that anybody is said to be ahead of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from forerun.bench.contestants import FORERUN
+from forerun.bench.figures.races import (
+    as_png,
+    as_svg,
+    draw_speed,
+    draw_survival,
+    draw_throughput,
+    draw_waiting,
+)
+from forerun.bench.page import Page
+from forerun.bench.record import Record
+from forerun.bench.summary import ALL, Line, Result, summarise
+from forerun.errors import UnreadableRecord
+
+WRONG: Final = "✗"
+"""Beside a figure that does not count."""
+
+DOUBTFUL: Final = "?"
+"""Beside a figure of who says something else, where nobody could tell whether over a near-tie."""
+
+
+def write_page(record: Record, file: Path) -> None:
+    """The page."""
+    results = _summarised(record)
+    settings = list(dict.fromkeys((each.temperature, each.width) for each in results))
+    sections = [_section("Where forerun is not the fastest", losses(results))]
+    sections += [_setting(results, temperature, width) for temperature, width in settings]
+    if len({width for _, width in settings}) > 1:
+        sections.append(_loads(results))
+    page = Page(headline(results), _subtitle(record), findings(results), sections, record.runs)
+    file.write_text(page.html(), encoding="utf-8")
+
+
+def write_pngs(record: Record, folder: Path) -> list[Path]:
+    """The figures of the first setting, and throughput, as files for a README."""
+    results = _summarised(record)
+    first = _first(results)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {"speed": partial(draw_speed, first), "waiting": partial(draw_waiting, first)}
+    drawn |= {"survival": partial(draw_survival, first)}
+    if len({each.width for each in results}) > 1:
+        same = [each for each in results if each.temperature == first[0].temperature]
+        drawn["throughput"] = partial(draw_throughput, same)
+    files = []
+    for name, draw in drawn.items():
+        files.append(folder / f"bench-{name}.png")
+        as_png(draw, files[-1])
+    return files
+
+
+def headline(results: Sequence[Result]) -> str:
+    """The page's title: what most people came for."""
+    first = _first(results)
+    ours = next((each for each in first if each.who == FORERUN), None)
+    if ours is None or ours.overall is None:
+        return "A benchmark of speculative decoding"
+    ratio = ours.overall.over_plain
+    told = f"forerun: {ratio.value:.2f} times as fast as plain {ours.plain}"
+    return told if ours.sound else f"{told}, but something went wrong"
+
+
+def findings(results: Sequence[Result]) -> list[str]:
+    """What the figures say of forerun, in sentences, and what went wrong with anybody."""
+    told = []
+    for each in results:
+        if each.who == FORERUN and each.overall is not None:
+            ratio, line = each.overall.over_plain, each.overall
+            text = (
+                f"{setting_words(each)}: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times plain"
+                f" {each.plain}'s decoding speed; {each.words.told()}"
+            )
+            if line.limit:
+                text += f"; {ratio.value / line.limit:.0%} of the {line.limit:.2f} that theory allows"
+            told.append(text + ".")
+    for each in results:
+        if each.num_missing:
+            why = f" ({each.why[:160]})" if each.why else ""
+            lack = f"{each.num_missing} answers are missing, its own or its plain one's{why}"
+            told.append(f"{setting_words(each)}, {each.who}: {lack}.")
+        if not each.words.honest:
+            words = each.words.told()
+            told.append(f"{setting_words(each)}: {each.who} does not say what {each.plain} says: {words}.")
+    return told
+
+
+def losses(results: Sequence[Result]) -> list[str]:
+    """Who says more tokens per second than forerun: a sentence for everybody who does, at any setting.
+
+    Alone it is decoding speed that is compared, by category; at more requests at a time it is what all of
+    them get together, since who answers one after another is quick for the one.
+    """
+    told = []
+    for ours in (each for each in results if each.who == FORERUN):
+        for other in (each for each in results if _beside(each, ours) and each.sound):
+            faster = _faster(other, ours)
+            if faster:
+                ends = dict.fromkeys(f"{end(faster.values()):.2f}" for end in (min, max))
+                much = " to ".join(ends)
+                where = "" if ours.width > 1 else f" in {_listed(list(faster), ours)}"
+                told.append(
+                    f"{setting_words(ours)}: {other.who} ({other.precision}) is {much} times as fast as"
+                    f" forerun{where}."
+                )
+    return told
+
+
+def _beside(other: Result, ours: Result) -> bool:
+    return other.who != FORERUN and (other.temperature, other.width) == (ours.temperature, ours.width)
+
+
+def _faster(other: Result, ours: Result) -> dict[str, float]:
+    """Where somebody is faster than forerun, and how much."""
+    if ours.width > 1:
+        ratios = {ALL: other.throughput / ours.throughput if ours.throughput else 0.0}
+    else:
+        ratios = {
+            name: other.by_category[name].speed / line.speed
+            for name, line in ours.by_category.items()
+            if name != ALL and name in other.by_category
+        }
+    return {name: ratio for name, ratio in ratios.items() if ratio > 1}
+
+
+def _listed(names: Sequence[str], ours: Result) -> str:
+    num = len(ours.by_category) - 1
+    return f"all {num} categories" if len(names) == num > 1 else ", ".join(names)
+
+
+def table_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
+    """By setting, a table: speed over plain decoding by category, tokens per step behind it, and words."""
+    settings = dict.fromkeys((each.temperature, each.width) for each in results)
+    tables = {}
+    for setting in settings:
+        some = [each for each in results if (each.temperature, each.width) == setting]
+        categories = [*dict.fromkeys(name for each in some for name in each.by_category if name != ALL), ALL]
+        rows = [["", *categories, "tokens/s", "words"]]
+        for each in some:
+            cells = [_ratio_cell(each, each.by_category.get(name)) for name in categories]
+            speed = "" if each.overall is None else f"{each.overall.speed:.1f}{mark(each)}"
+            rows.append([each.who, *cells, speed, _words(each)])
+        tables[setting_words(some[0])] = rows
+    return tables
+
+
+def overall_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
+    """By setting, a table over all categories: ratio with its interval, tokens per step and second, words."""
+    tables: dict[str, list[list[str]]] = {}
+    for each in results:
+        head = ["", "over plain", "95 %", "tokens/step", "tokens/s", "words"]
+        rows = tables.setdefault(setting_words(each), [head])
+        line = each.overall
+        if line is None:
+            rows.append([each.who, *[""] * 4, _words(each)])
+            continue
+        ratio = line.over_plain
+        steps = "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}"
+        interval = "" if each.who == each.plain else f"{ratio.low:.2f} to {ratio.high:.2f}"
+        speed = f"{line.speed:.1f}{mark(each)}"
+        rows.append([each.who, f"{ratio.value:.2f}{mark(each)}", interval, steps, speed, _words(each)])
+    return tables
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The tables for documents."""
+    parts = []
+    for title, (head, *rows) in table_of(results).items():
+        ruler = ["---", *["---:"] * (len(head) - 2), "---"]
+        bold = [[f"**{row[0]}**" if row[0] == FORERUN else row[0], *row[1:]] for row in rows]
+        lines = "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *bold))
+        parts.append(f"{title}:\n\n{lines}")
+    return "\n\n".join(parts)
+
+
+def mark(result: Result) -> str:
+    """What stands behind every figure of a contestant; nothing, if all is well."""
+    if not result.sound:
+        return f" {WRONG}"
+    return f" {DOUBTFUL}" if result.words.doubtful else ""
+
+
+def _words(result: Result) -> str:
+    told = "plain" if result.who == result.plain else result.words.told()
+    if result.suspect and result.words.honest:
+        told += ", but not at other settings"
+    return f"{WRONG} {result.num_missing} missing; {told}" if result.num_missing else told
+
+
+def _ratio_cell(result: Result, line: Line | None) -> str:
+    if line is None:
+        return ""
+    steps = (
+        "" if line.tokens_per_step is None or result.who == result.plain else f" ({line.tokens_per_step:.2f})"
+    )
+    return f"{line.over_plain.value:.2f}{steps}{mark(result)}"
+
+
+def _summarised(record: Record) -> list[Result]:
+    results = summarise(record)
+    if not any(each.overall for each in results):
+        raise UnreadableRecord("the record has no answer that could be timed")
+    return results
+
+
+def _first(results: Sequence[Result]) -> list[Result]:
+    """Those of the first setting: greedy and alone, if that was asked."""
+    setting = min((each.temperature, each.width) for each in results)
+    return [each for each in results if (each.temperature, each.width) == setting]
+
+
+def setting_words(result: Result) -> str:
+    """Temperature and width, as a title."""
+    how = "Greedy" if not result.temperature else f"Temperature {result.temperature:g}"
+    return f"{how}, {result.width} at a time"
+
+
+def _subtitle(record: Record) -> str:
+    asked, machine = record.runs[-1]["asked"], record.runs[-1]["machine"]
+    return (
+        f"{asked['model']}, {len(asked['questions'])} questions, at most {asked['num_tokens']} tokens each;"
+        f" {machine['cpu']}, {machine['threads']} threads"
+    )
+
+
+def _setting(results: Sequence[Result], temperature: float, width: int) -> str:
+    """The section of one setting: table, speeds, depth and waiting."""
+    some = [each for each in results if (each.temperature, each.width) == (temperature, width)]
+    caption = (
+        "Medians over questions, with 95 % intervals. 1 is the same engine without speculation, asked in turn"
+        " with it. Hollow: erred, or said other words."
+    )
+    return (
+        f"<h2>{escape(setting_words(some[0]))}</h2>{_table(some)}"
+        f"<figure>{as_svg(partial(draw_speed, some))}<figcaption>{caption}</figcaption></figure>"
+        f"<div class='pair'><figure>{as_svg(partial(draw_survival, some))}<figcaption>What stands by depth:"
+        " the area below is what a step gains.</figcaption></figure>"
+        f"<figure>{as_svg(partial(draw_waiting, some))}<figcaption>What a reader waits between tokens; tokens"
+        " that come together wait 0.</figcaption></figure></div>"
+    )
+
+
+def _section(title: str, told: Sequence[str]) -> str:
+    if not told:
+        return ""
+    return f"<h2>{title}</h2><ul>{''.join(f'<li>{escape(each)}</li>' for each in told)}</ul>"
+
+
+def _loads(results: Sequence[Result]) -> str:
+    parts = []
+    for temperature in dict.fromkeys(each.temperature for each in results):
+        some = [each for each in results if each.temperature == temperature]
+        title = "greedy" if not temperature else f"temperature {temperature:g}"
+        parts.append(
+            f"<h2>Throughput by load, {title}</h2><figure>{as_svg(partial(draw_throughput, some))}</figure>"
+        )
+    return "".join(parts)
+
+
+def _table(results: Sequence[Result]) -> str:
+    titles = (
+        "", "over plain", "words", "end to end", "tokens/s", "all together", "tokens/step", "of the limit",
+        "first token", "between, 50 / 99 %",
+    )  # fmt: skip
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    return f"<div class='wide'><table><tr>{head}</tr>{''.join(map(_row, results))}</table></div>"
+
+
+def _row(result: Result) -> str:
+    kind = " class='ours'" if result.who == FORERUN else ""
+    wrong = "" if result.sound else " class='wrong'"
+    cells = "".join(f"<td{wrong}>{cell}</td>" for cell in _figures(result))
+    name = f"{escape(result.who)} <span class='small'>{escape(result.precision)}</span>"
+    return f"<tr{kind}><td>{name}</td>{cells}</tr>"
+
+
+def _figures(result: Result) -> list[str]:
+    line = result.overall
+    words = escape(_words(result))
+    if line is None:
+        return ["", words, *[""] * 7]
+    ratio, whole = line.over_plain, line.end_to_end
+    return [
+        f"{ratio.value:.2f}{mark(result)} <span class='small'>[{ratio.low:.2f}, {ratio.high:.2f}]</span>",
+        words,
+        f"{whole.value:.2f}",
+        f"{line.speed:.1f}",
+        f"{result.throughput:.1f}",
+        "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}",
+        "" if not line.limit or result.who == result.plain else f"{ratio.value / line.limit:.0%}",
+        f"{line.first_token[0] * 1000:.0f} ms",
+        f"{line.between_tokens[0] * 1000:.0f} / {line.between_tokens[2] * 1000:.0f} ms",
+    ]
+
+
+def as_values(record: Record) -> list[dict[str, Any]]:
+    """Every result as values."""
+    return [
+        {key: value for key, value in asdict(each).items() if key != "between"} | {"sound": each.sound}
+        for each in summarise(record)
+    ]

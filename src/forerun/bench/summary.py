@@ -1,0 +1,220 @@
+"""Figures from a record: speeds as ratios to plain decoding in the same run, and what has no noise.
+
+A ratio is the median, over a category's questions, of a contestant's decoding speed over its plain one's on
+the same question; over categories it is the geometric mean of these. Intervals are bootstrapped, questions
+drawn again within their categories.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from forerun.bench.equality import Words, pairs, words_of
+from forerun.bench.record import Answer, Costs, Record
+from forerun.bench.replay import SHORTEST
+from forerun.types import FloatArray
+
+RESAMPLES: Final = 2000
+ALL: Final = "all of them"
+
+Pair = tuple[Answer, Answer]
+"""A plain answer, and another at the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio with its interval at 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A contestant in a category, or in all: what its users see, and tokens per step, which has no noise.
+
+    `limit` is what the theory allows, as a ratio like `over_plain`.
+    """
+
+    num: int
+    speed: float
+    over_plain: Ratio
+    end_to_end: Ratio
+    tokens_per_step: float | None
+    guesses_per_step: float | None
+    survival: tuple[float, ...]
+    first_token: tuple[float, float]
+    between_tokens: tuple[float, float, float]
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A contestant at a temperature and a width. `num_missing` answers were to be given, by it or by its
+    plain one, and were not; `suspect` is who said something else at another setting.
+    """
+
+    who: str
+    plain: str
+    precision: str
+    temperature: float
+    width: int
+    by_category: dict[str, Line]
+    throughput: float
+    words: Words
+    num_missing: int = 0
+    why: str = ""
+    suspect: bool = False
+    between: tuple[float, ...] = field(default=(), repr=False)
+
+    @property
+    def overall(self) -> Line | None:
+        """Over all categories; none where nothing could be timed."""
+        return self.by_category.get(ALL)
+
+    @property
+    def sound(self) -> bool:
+        """Whether its speed may stand in a table without a mark: all was answered, and nothing differs."""
+        whole = not self.num_missing and self.overall is not None
+        return whole and self.words.honest and not self.suspect
+
+
+def summarise(record: Record) -> list[Result]:
+    """Every contestant at every temperature and width, in the order of the record."""
+    found = [
+        _result(record, who, temperature, width)
+        for temperature, width in record.settings()
+        for who in record.contestants()
+        if record.num_wanted(who, temperature, width)
+    ]
+    wrong = {each.who for each in found if not each.words.honest}
+    return [replace(each, suspect=each.who in wrong) for each in found]
+
+
+def _result(record: Record, who: str, temperature: float, width: int) -> Result:
+    facts = record.contestants()[who]
+
+    def here(each: Answer) -> bool:
+        return (each.who, each.place.temperature, each.place.width) == (who, temperature, width)
+
+    mine = [each for each in record.answers.values() if here(each)]
+    good = [each for each in mine if not each.error]
+    matched = [(each, each) for each in good]
+    if facts["plain"] != who:
+        matched = [(plain, other) for plain, other in pairs(record) if here(other)]
+    categories: dict[str, list[Pair]] = defaultdict(list)
+    for plain, other in matched:
+        if min(plain.num_tokens, other.num_tokens) >= SHORTEST and plain.speed and other.speed:
+            categories[other.place.category].append((plain, other))
+    told = record.costs if facts["plain"] == "vllm" else {}
+    costs = {run: each for (run, drawn), each in told.items() if drawn == bool(temperature)}
+    lines = {name: _line([some], costs) for name, some in categories.items()}
+    if lines:
+        lines[ALL] = _line(list(categories.values()), costs)
+    gave_up = [why for (_, each), why in record.gave_up.items() if each == who]
+    return Result(
+        who,
+        facts["plain"],
+        facts["precision"],
+        temperature,
+        width,
+        lines,
+        _throughput(good),
+        words_of(record, who, temperature, width),
+        record.num_wanted(who, temperature, width) - len(matched),
+        next((why for why in [*gave_up, *(each.error for each in mine)] if why), ""),
+        between=tuple(gap for each in good for gap in gaps(each)),
+    )
+
+
+def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs]) -> Line:
+    """The figures of some answers, each with the plain one's, by category."""
+    mine = [other for some in categories for _, other in some]
+    steps = [each.num_steps for each in mine]
+    known = sum(each for each in steps if each is not None) if None not in steps else 0
+    guesses = sum(sum(each.guessed or ()) for each in mine)
+    firsts = [each.times[0] - each.sent for each in mine]
+    between = np.array([gap for each in mine for gap in gaps(each)] or [0.0])
+    middle, late, last = (float(each) for each in np.percentile(between, (50, 90, 99)))
+    limits = [
+        np.array([each for _, other in some if (each := limit(other, costs.get(other.place.run)))])
+        for some in categories
+    ]
+    return Line(
+        len(mine),
+        float(np.median([each.speed for each in mine if each.speed])),
+        ratio_of([_ratios(some, lambda each: each.speed or 0.0) for some in categories]),
+        ratio_of([_ratios(some, _whole) for some in categories]),
+        sum(each.num_later for each in mine) / known if known else None,
+        guesses / known if known else None,
+        survival(mine),
+        (float(np.median(firsts)), float(np.percentile(firsts, 99))),
+        (middle, late, last),
+        ratio_of(limits).value if all(each.size for each in limits) else None,
+    )
+
+
+def _ratios(some: Sequence[Pair], speed: Callable[[Answer], float]) -> FloatArray:
+    return np.array([speed(other) / speed(plain) for plain, other in some])
+
+
+def _whole(answer: Answer) -> float:
+    """Tokens per second from sending to the end."""
+    return answer.num_tokens / (answer.times[-1] - answer.sent)
+
+
+def ratio_of(categories: Sequence[FloatArray]) -> Ratio:
+    """The geometric mean of the categories' medians, with its interval."""
+    noise = np.random.default_rng(0)
+    logs = [np.log(each) for each in categories]
+    drawn = np.mean([np.median(noise.choice(each, (RESAMPLES, each.size)), axis=1) for each in logs], axis=0)
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    middle = np.mean([np.median(each) for each in logs])
+    return Ratio(*(float(np.exp(each)) for each in (middle, low, high)))
+
+
+def gaps(answer: Answer) -> Iterator[float]:
+    """Seconds between tokens as a reader sees them; tokens that come together have none between them."""
+    for (before, at), count in zip(pairwise(answer.times), answer.counts[1:], strict=True):
+        yield at - before
+        yield from (0.0,) * (count - 1)
+
+
+def survival(answers: Sequence[Answer]) -> tuple[float, ...]:
+    """The share of steps in which at least 1, 2, ... guesses stood, where servers tell."""
+    stood = np.array([each for answer in answers for each in answer.stood or ()])
+    steps = sum(answer.num_steps or 0 for answer in answers)
+    if not stood.size or not stood.max():
+        return ()
+    return tuple(float((stood >= depth).sum() / steps) for depth in range(1, int(stood.max()) + 1))
+
+
+def limit(answer: Answer, costs: Costs | None) -> float | None:
+    """What theory allows for the guesses that stood: the passes of plain decoding over those that were made,
+    by what passes of so many rows cost (theorem 3.8 for trees). Guessing itself is taken to be free, and
+    everybody at the same time to guess alike.
+    """
+    if not costs or answer.stood is None or answer.guessed is None or answer.num_steps is None:
+        return None
+    rows, seconds = zip(*sorted(costs.items()), strict=True)
+    width = answer.place.width
+    guessed = np.zeros(max(answer.num_steps, 1))
+    guessed[: len(answer.guessed)] = answer.guessed
+    made = np.interp(width * (1 + guessed), rows, seconds).sum()
+    return float(answer.num_later * np.interp(width, rows, seconds) / made)
+
+
+def _throughput(answers: Sequence[Answer]) -> float:
+    """Tokens per second of all that were asked at once."""
+    groups: dict[tuple[int, int], list[Answer]] = defaultdict(list)
+    for each in answers:
+        groups[each.place.run, each.place.group].append(each)
+    seconds = sum(max(each.times[-1] for each in some) for some in groups.values())
+    return sum(each.num_tokens for each in answers) / seconds if seconds else 0.0

@@ -1,0 +1,82 @@
+"""`forerun tune`: what should I use?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forerun.cli.console import told
+
+if TYPE_CHECKING:
+    from forerun.tune.advice import Advice
+
+
+def tune(
+    model: Annotated[Path, typer.Argument(exists=True, help="The directory of the model.")],
+    prompts: Annotated[str, typer.Option(help="A file of prompts like yours, or code-editing.")],
+    draft_model: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="A smaller model to try; may be repeated.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The configuration, for `forerun serve --speculation`.")
+    ] = Path("speculation.json"),
+    page: Annotated[Path | None, typer.Option(help="A page with plots, self-contained.")] = None,
+    num: Annotated[int, typer.Option("--num", min=1, help="The most prompts that are asked.")] = 24,
+    tokens: Annotated[int, typer.Option(min=16, help="The most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="As your requests have it.")] = 0.0,
+    dtype: Annotated[str, typer.Option(help="The precision to serve in.")] = "bfloat16",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything for machines.")] = False,
+) -> None:
+    """Measure on your own prompts what each way to guess would gain, and say which to use."""
+    from forerun.bench.contestants import Model
+    from forerun.bench.suites import read_suite
+    from forerun.tune.measure import Asked
+    from forerun.tune.page import as_values, write_page
+    from forerun.tune.run import advise
+
+    with told():
+        asked = Asked(read_suite(prompts), tokens, temperature).some(num)
+        with _telling() as watch:
+            advice = advise(Model(model, dtype), asked, [str(each) for each in draft_model or ()], watch)
+        output.write_text(
+            advice.config.model_dump_json(exclude_defaults=True, indent=1) + "\n", encoding="utf-8"
+        )
+        if page is not None:
+            write_page(advice, page)
+    if as_json:
+        typer.echo(json.dumps(as_values(advice), indent=1))
+    else:
+        _print(advice, output)
+
+
+def _print(advice: Advice, output: Path) -> None:
+    """A table of the choices, and the paragraph."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("choice", "predicted gain", "tokens/step", "guesses/step"):
+        table.add_column(title, justify="left" if title == "choice" else "right")
+    for each in advice.predictions:
+        numbers = (each.gain, each.tokens_per_step, each.guesses_per_step)
+        style = "bold green" if each is advice.best else None
+        how = f"{each.choice.name}{' (by a run)' if each.measured else ''}"
+        table.add_row(how, *(f"{number:.2f}" for number in numbers), style=style)
+    Console().print(table)
+    Console().print(advice.paragraph(), highlight=False)
+    typer.echo(f"\nforerun serve MODEL --speculation {output}")
+
+
+@contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """What is going on, on standard error."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update

@@ -1,0 +1,166 @@
+"""`forerun bench` against servers that stream: speeds, words, failures, interruptions, pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zoo.talkers import Talker, talking
+
+QUESTIONS = 6
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    rows = [
+        {"question_id": at, "category": "writing" if at % 2 else "qa", "turns": [f"Question {'?' * at}"]}
+        for at in range(QUESTIONS)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def servers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def forerun(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "forerun", "bench", *words]
+    wide = {**os.environ, "COLUMNS": "160"}
+    return subprocess.run(command, capture_output=True, text=True, check=check, env=wide)
+
+
+def race(questions: Path, servers: ExitStack, record: Path, *flags: str, **talkers: Talker) -> Any:
+    """The results of a race of these, the first of which is plain."""
+    first = next(iter(talkers))
+    words: list[str | Path] = ["run", questions, "--only", "-o", record, "--json", *flags]
+    for name, talker in talkers.items():
+        words += ["--against", f"{name}={servers.enter_context(talking(talker))}"]
+        words += ["--baseline", f"{name}={first}"]
+    return json.loads(forerun(*words).stdout)
+
+
+def test_speeds_are_ratios_and_words_are_compared(
+    questions: Path, servers: ExitStack, tmp_path: Path
+) -> None:
+    plain, quick = Talker(pause=0.01), Talker(pause=0.01, piece=4)
+    wrong = Talker(pause=0.01, said=lambda question, at: at)
+    record = tmp_path / "bench.jsonl"
+    talkers = {"plain": plain, "quick": quick, "wrong": wrong}
+    flags = ("--concurrency", "1,4", "--temperature", "0,1")
+    results = race(questions, servers, record, *flags, **talkers)
+    assert len(results) == 3 * 2 * 2
+    by_name = {each["who"]: each for each in results if (each["temperature"], each["width"]) == (0, 1)}
+    ours = by_name["quick"]["by_category"]
+    assert set(ours) == {"all of them", "mt-bench", "qa"}
+    assert 2.0 < ours["all of them"]["over_plain"]["value"] < 5.0
+    assert ours["all of them"]["tokens_per_step"] == pytest.approx(20 / 5)
+    assert by_name["quick"]["words"]["same"] == QUESTIONS
+    assert by_name["wrong"]["words"]["undecided"] == QUESTIONS
+    told = forerun("report", record).stdout
+    assert "6 undecided" in told
+    seeds = [body["seed"] for body in plain.asked if body["temperature"] == 1]
+    assert len(set(seeds)) == QUESTIONS
+    assert sorted(seeds) == sorted(body["seed"] for body in quick.asked if body["temperature"] == 1)
+
+
+def test_everybody_is_asked_in_turn(questions: Path, servers: ExitStack, tmp_path: Path) -> None:
+    record = tmp_path / "bench.jsonl"
+    race(questions, servers, record, plain=Talker(), quick=Talker(piece=2))
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    order = [row["who"] for row in rows if "who" in row]
+    assert order == ["quick", "plain", "plain", "quick"] * (QUESTIONS // 2)
+
+
+def test_who_errs_half_way_is_marked_and_asked_again(
+    questions: Path, servers: ExitStack, tmp_path: Path
+) -> None:
+    record, failing = tmp_path / "bench.jsonl", Talker(piece=2, breaks_at=6)
+    flags: list[str | Path] = ["run", questions, "--only", "-o", record, "--baseline", "failing=plain"]
+    flags += ["--against", f"plain={servers.enter_context(talking(Talker()))}"]
+    flags += ["--against", f"failing={servers.enter_context(talking(failing))}"]
+    told = forerun(*flags)
+    assert "failing gave up" in told.stderr
+    assert "✗" in told.stdout
+    assert "3 answers are missing" in told.stdout
+    failing.breaks_at = 10**9
+    mended = forerun(*flags)
+    assert "✗" not in mended.stdout
+    assert "all 6 the same" in mended.stdout
+    num_asked = len(failing.asked)
+    forerun(*flags)
+    assert len(failing.asked) == num_asked + 2  # only to warm up: all is answered
+
+
+def test_a_page_and_figures_come_from_the_record(questions: Path, servers: ExitStack, tmp_path: Path) -> None:
+    record = tmp_path / "bench.jsonl"
+    race(questions, servers, record, "--concurrency", "1,2", plain=Talker(), forerun=Talker(piece=3))
+    page, figures = tmp_path / "page.html", tmp_path / "figures"
+    table = forerun("report", record, "-o", page, "--figures", figures, "--markdown").stdout
+    assert "| **forerun** |" in table
+    text = page.read_text()
+    assert text.count("<svg") == 2 * 3 + 1
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"<script|<link|<img|src=|href=.http|@import", text)  # it needs nothing else
+    assert {each.name for each in figures.iterdir()} == {
+        "bench-speed.png",
+        "bench-waiting.png",
+        "bench-survival.png",
+        "bench-throughput.png",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("code-editing", "--against", "vllm"), "give --model"),
+        (("code-editing", "--only", "--against", "vlm"), "did you mean vllm?"),
+        (("nowhere.jsonl",), "a suite is a file, or code-editing"),
+        (
+            ("code-editing", "--only", "--against", "a=http://127.0.0.1:9", "--baseline", "a=b"),
+            "takes no part",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_line(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    found = forerun("run", *words, "-o", tmp_path / "x.jsonl", check=False)
+    assert found.returncode == 1
+    assert told in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_stale_readme_is_found_out(questions: Path, servers: ExitStack, tmp_path: Path) -> None:
+    record, readme = tmp_path / "bench.jsonl", tmp_path / "README.md"
+    race(questions, servers, record, plain=Talker(), forerun=Talker(piece=3))
+    script = Path(__file__).parents[2] / "scripts" / "readme.py"
+
+    def make(*flags: str) -> subprocess.CompletedProcess[str]:
+        words: list[str | Path] = [sys.executable, script, "--readme", readme, "--record", record, *flags]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    readme.write_text(
+        "# A project\n\n<!-- from the record: begin --><!-- from the record: end -->\n\nMore.\n"
+    )
+    assert make("--check").returncode == 1
+    assert make().returncode == 0
+    assert "| **forerun** |" in readme.read_text()
+    assert readme.read_text().endswith("More.\n")
+    assert make("--check").returncode == 0
+    stale = re.sub(r"\d\.\d\d", "9.99", readme.read_text(), count=1)
+    readme.write_text(stale)
+    told = make("--check")
+    assert told.returncode == 1
+    assert "run `make readme`" in told.stderr
+    assert readme.read_text() == stale

@@ -1,0 +1,271 @@
+"""Figures from records: ratios that are known, words that are wrong, contestants that fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.bench.equality import parted_at, partings, words_of
+from forerun.bench.record import Answer, Place, Record, Ruling, Writer
+from forerun.bench.report import DOUBTFUL, WRONG, findings, headline, losses, markdown, write_page
+from forerun.bench.summary import ALL, gaps, limit, ratio_of, summarise
+from forerun.errors import ConfigurationError, UnreadableRecord
+
+FACTS: dict[str, Any] = {
+    "command": "forerun bench run",
+    "machine": {"cpu": "a machine", "threads": 2},
+    "asked": {
+        "model": "tiny",
+        "dtype": "bfloat16",
+        "questions": ["0", "1", "2", "3"],
+        "num_tokens": 32,
+        "widths": [1],
+        "temperatures": [0.0],
+    },
+    "contestants": {
+        "vllm": {"plain": "vllm", "precision": "bfloat16", "command": []},
+        "forerun": {"plain": "vllm", "precision": "bfloat16", "command": []},
+        "llama.cpp": {"plain": "llama.cpp", "precision": "Q4_1", "command": []},
+    },
+}
+
+
+def place(number: int, temperature: float = 0.0, width: int = 1) -> Place:
+    return Place(0, temperature, width, number, number, str(number), "chat" if number % 2 else "code")
+
+
+def answer(who: str, at: Place, *, pause: float, piece: int = 1, num: int = 33, start: int = 0) -> Answer:
+    """Tokens in pieces of a size, the first alone, one piece a pause."""
+    counts = [1, *[piece] * ((num - 1) // piece)]
+    times = [0.5 + pause * step for step in range(len(counts))]
+    return Answer(
+        at, who, 0.0, tuple(times), tuple(counts), sum(counts), tuple(range(start, start + sum(counts))), "",
+        guessed=(piece - 1,) * (len(counts) - 1), stood=(piece - 1,) * (len(counts) - 1),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def record() -> Record:
+    """forerun says pieces of four where vLLM says one, and takes a quarter longer for each."""
+    found = Record(runs=[FACTS], costs={(0, False): {1: 0.02, 8: 0.025}})
+    for number in range(4):
+        mood = 1.0 + 0.5 * number  # the machine's, shared by all who are asked in turn
+        found.keep(answer("vllm", place(number), pause=0.02 * mood))
+        found.keep(answer("forerun", place(number), pause=0.025 * mood, piece=4))
+        found.keep(answer("llama.cpp", place(number), pause=0.005 * mood))
+    return found
+
+
+def test_a_ratio_is_between_answers_to_the_same_question(record: Record) -> None:
+    ours = next(each for each in summarise(record) if each.who == "forerun")
+    assert ours.overall is not None
+    for name in ("chat", "code", ALL):
+        assert ours.by_category[name].over_plain.value == pytest.approx(4 / 1.25)
+    assert ours.overall.tokens_per_step == pytest.approx(4.0)
+    assert ours.overall.guesses_per_step == pytest.approx(3.0)
+    assert ours.overall.survival == (1.0, 1.0, 1.0)
+    assert ours.sound
+    plain = next(each for each in summarise(record) if each.who == "vllm")
+    assert plain.overall is not None
+    assert plain.overall.over_plain.value == 1.0
+
+
+def test_the_limit_is_theorem_38_with_the_cost_of_wider_passes(record: Record) -> None:
+    ours = next(each for each in summarise(record) if each.who == "forerun").overall
+    assert ours is not None
+    cost = np.interp(4, [1, 8], [0.02, 0.025])
+    assert ours.limit == pytest.approx(4 * 0.02 / cost)
+    assert limit(answer("x", place(0), pause=1.0), None) is None
+
+
+def test_the_limit_is_taken_question_by_question_as_the_ratio_is(record: Record) -> None:
+    """A category that gains much and one that gains nothing: whoever wastes nothing is at the limit."""
+    record.costs = {(0, False): {1: 0.02, 64: 0.02}}
+    for number in range(4):
+        piece = 8 if number % 2 else 1
+        record.keep(answer("vllm", place(number), pause=0.02))
+        record.keep(answer("forerun", place(number), pause=0.02, piece=piece))
+    ours = next(each for each in summarise(record) if each.who == "forerun").overall
+    assert ours is not None
+    assert ours.over_plain.value == pytest.approx(8**0.5)
+    assert ours.limit == pytest.approx(ours.over_plain.value)
+
+
+def test_intervals_hold_the_ratio_and_grow_with_the_spread() -> None:
+    random = np.random.default_rng(3)
+    tight, loose = (np.exp(random.normal(np.log(2), spread, 40)) for spread in (0.01, 0.3))
+    near, far = ratio_of([tight]), ratio_of([loose])
+    assert near.low <= near.value <= near.high
+    assert far.high - far.low > 5 * (near.high - near.low)
+
+
+def test_tokens_that_come_together_wait_for_nothing() -> None:
+    assert list(gaps(answer("x", place(0), pause=0.5, piece=2, num=5))) == [0.5, 0.0, 0.5, 0.0]
+
+
+def test_the_page_and_the_table_say_where_forerun_loses(record: Record) -> None:
+    (told,) = losses(summarise(record))
+    assert told.endswith("llama.cpp (Q4_1) is 1.25 times as fast as forerun in all 2 categories.")
+
+
+def test_answers_part_at_the_first_token_that_differs() -> None:
+    assert parted_at((1, 2, 3), (1, 2, 3)) is None
+    assert parted_at((1, 2, 3), (1, 5, 3)) == 1
+    assert parted_at((1, 2, 3), (1, 2)) == 2
+    assert parted_at("abc", "abd") == 2
+
+
+def sabotaged(record: Record, finding: str) -> Record:
+    """The record with an answer of ours that differs, and what the referee says of it."""
+    record = Record.merged([record])  # a copy
+    record.keep(answer("forerun", place(0), pause=0.025, piece=4, start=100))
+    if finding != "undecided":
+        gap = {"difference": 5.0, "near-tie": 0.1}[finding]
+        record.keep(Ruling(place(0), "forerun", 0, gap, 0.5))
+    return record
+
+
+def test_words_are_counted(record: Record) -> None:
+    assert words_of(record, "forerun", 0.0, 1).told() == "all 4 the same"
+    tie = words_of(sabotaged(record, "near-tie"), "forerun", 0.0, 1)
+    assert tie.honest
+    assert tie.told() == "3 of 4 the same, 1 near-ties"
+    wrong = words_of(sabotaged(record, "difference"), "forerun", 0.0, 1)
+    assert not wrong.honest
+    assert "1 DIFFERENT" in wrong.told()
+
+
+def test_partings_are_ruled_on_once(record: Record) -> None:
+    assert not list(partings(sabotaged(record, "near-tie")))
+    ((ruling, plain, mine),) = partings(sabotaged(record, "undecided"))
+    assert (ruling.who, ruling.at, ruling.finding) == ("forerun", 0, "undecided")
+    assert plain.words[0] != mine.words[0]
+
+
+def test_a_failed_equality_check_never_looks_as_if_nothing_happened(record: Record, tmp_path: Path) -> None:
+    wrong = sabotaged(record, "difference")
+    results = summarise(wrong)
+    (row,) = [line for line in markdown(results).splitlines() if "forerun" in line]
+    assert row.count(WRONG) == 4  # at every speed of it
+    assert "DIFFERENT" in row
+    assert "went wrong" in headline(results)
+    assert any("does not say what vllm says" in each for each in findings(results))
+    write_page(wrong, tmp_path / "page.html")
+    assert "DIFFERENT" in (tmp_path / "page.html").read_text()
+    assert WRONG not in markdown(summarise(record))  # and it is not there where all went well
+
+
+def test_who_says_something_else_is_marked_at_every_setting(record: Record) -> None:
+    record = sabotaged(record, "difference")
+    record.runs = [FACTS | {"asked": FACTS["asked"] | {"temperatures": [0.0, 1.0]}}]
+    for number in range(4):
+        record.keep(answer("vllm", place(number, 1.0), pause=0.02))
+        record.keep(answer("forerun", place(number, 1.0), pause=0.02))
+    ours = [each for each in summarise(record) if each.who == "forerun"]
+    assert [each.temperature for each in ours] == [0.0, 1.0]
+    assert not any(each.sound for each in ours)
+
+
+def test_what_nobody_could_decide_has_a_mark_of_its_own(record: Record) -> None:
+    doubtful = summarise(sabotaged(record, "undecided"))
+    (row,) = [line for line in markdown(doubtful).splitlines() if "forerun" in line]
+    assert row.count(f" {DOUBTFUL} ") == 4
+    assert WRONG not in row
+
+
+def test_a_contestant_that_errs_half_way_is_marked(record: Record) -> None:
+    record.keep(Answer(place(3), "forerun", error="the server's answer was cut off"))
+    results = summarise(record)
+    ours = next(each for each in results if each.who == "forerun")
+    assert (ours.num_missing, ours.sound) == (1, False)
+    assert WRONG in next(line for line in markdown(results).splitlines() if "forerun" in line)
+    assert any("1 answers are missing" in each and "cut off" in each for each in findings(results))
+    record.keep(answer("forerun", place(3), pause=0.025, piece=4))  # asked again: all is well
+    assert next(each for each in summarise(record) if each.who == "forerun").sound
+
+
+def test_a_run_that_was_broken_off_is_marked(record: Record) -> None:
+    del record.answers[place(3), "vllm"]  # which forerun's speed there is compared with
+    by_name = {each.who: each for each in summarise(record)}
+    assert not by_name["vllm"].sound
+    assert not by_name["forerun"].sound
+    assert by_name["llama.cpp"].sound
+
+
+def test_who_never_answered_has_a_row_without_a_speed(record: Record) -> None:
+    for number in range(4):
+        del record.answers[place(number), "forerun"]
+    record.take({"run": 0, "who": "forerun", "gave_up": "it did not start"})
+    results = summarise(record)
+    (row,) = [line for line in markdown(results).splitlines() if "forerun" in line]
+    assert WRONG in row
+    assert not any(character.isdigit() for character in row.split("|")[2])
+    assert any("it did not start" in each for each in findings(results))
+
+
+def test_an_answer_takes_the_place_of_an_earlier_one_and_of_its_ruling(record: Record) -> None:
+    record = sabotaged(record, "near-tie")
+    num = len(record.answers)
+    record.keep(answer("forerun", place(0), pause=0.025, piece=4, start=200))
+    assert len(record.answers) == num
+    assert len(list(partings(record))) == 1
+
+
+def test_drawn_words_are_not_judged(record: Record) -> None:
+    record.keep(answer("vllm", place(0, 1.0), pause=0.02))
+    record.keep(answer("forerun", place(0, 1.0), pause=0.02, start=9))
+    assert not list(partings(record))
+    assert words_of(record, "forerun", 1.0, 1).told() == "0 of 1 the same by seed"
+
+
+def test_a_record_is_read_as_it_was_written_and_goes_on(record: Record, tmp_path: Path) -> None:
+    file = tmp_path / "bench.jsonl"
+    writer = Writer(file, FACTS)
+    answers = list(record.answers.values())[:5]
+    answers[0] = replace(answers[0], token_ids=(), text="a\u2028b")  # which some call the end of a line
+    for each in answers:
+        writer.keep(each)
+    writer.add({"run": 0, "drawn": False, "costs": {"1": 0.02}})
+    writer.close()
+    with file.open("a") as out:
+        out.write('{"place": {"ru')  # the process died here
+    again = Writer(file, json.loads(json.dumps(FACTS)))
+    assert again.resumed
+    assert again.done() == {(each.place, each.who) for each in answers}
+    assert list(again.record.answers.values()) == answers
+    again.close()
+    for change in ({"asked": FACTS["asked"] | {"num_tokens": 8}}, {"commit": "another"}):
+        other = Writer(tmp_path / "other.jsonl", FACTS)
+        other.close()
+        other = Writer(tmp_path / "other.jsonl", FACTS | change)
+        assert not other.resumed
+        assert (other.run, other.done()) == (1, set())
+        other.close()
+        (tmp_path / "other.jsonl").unlink()
+    assert Record.read(file).costs == {(0, False): {1: 0.02}}
+
+
+def test_records_become_one_if_they_are_of_one_kind(record: Record) -> None:
+    both = Record.merged([record, record])
+    assert [each.place.run for each in both.answers.values()] == [0] * 12 + [1] * 12
+    assert both.costs.keys() == {(0, False), (1, False)}
+    other = replace(record, runs=[FACTS | {"asked": FACTS["asked"] | {"dtype": "float32"}}])
+    with pytest.raises(ConfigurationError, match="several dtype"):
+        Record.merged([record, other])
+
+
+def test_a_record_without_answers_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableRecord, match="no answer"):
+        write_page(Record(runs=[FACTS]), tmp_path / "page.html")
+
+
+def test_what_is_no_record_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text("hello\nworld\n")
+    with pytest.raises(UnreadableRecord, match="holds no record"):
+        Record.read(file)

@@ -1,0 +1,102 @@
+"""Advice from predictions and measurements that are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forerun.bench.summary import Ratio
+from forerun.bench.transcripts import Transcript
+from forerun.config import SpeculationConfig
+from forerun.tune.advice import Advice
+from forerun.tune.measure import Measured
+from forerun.tune.page import as_values, write_page
+from forerun.tune.predict import NOTHING, PLAIN, Choice, Prediction, best, lookups, predict
+
+FLAT = {rows: 0.05 + 0.0001 * rows for rows in (1, 2, 4, 8, 16, 32)}
+STEEP = {rows: 0.05 * rows for rows in (1, 2, 4, 8, 16, 32)}
+
+
+def repeating(num: int = 6) -> list[Transcript]:
+    """Answers that say their prompts again."""
+    random = np.random.default_rng(0)
+    texts = [random.integers(10, 1000, 80) for _ in range(num)]
+    return [Transcript("copies", text, text.copy()) for text in texts]
+
+
+def novel(num: int = 6) -> list[Transcript]:
+    """Answers in which nothing comes again."""
+    return [
+        Transcript("news", np.arange(100) + 1000 * at, np.arange(100) + 1000 * at + 500) for at in range(num)
+    ]
+
+
+def test_where_text_repeats_and_guesses_are_free_lookups_gain() -> None:
+    found = [predict(choice, repeating(), FLAT) for choice in lookups()]
+    chosen = best(found)
+    assert chosen.gain > 4
+    assert chosen.tokens_per_step > 4
+    assert not chosen.choice.config.share_outputs, "it gains nothing here, so it is not asked for"
+    assert chosen.survival[0] > chosen.survival[7] > 0
+
+
+@pytest.mark.parametrize("costs", [FLAT, STEEP])
+def test_where_nothing_repeats_plain_is_best(costs: dict[int, float]) -> None:
+    found = [predict(choice, novel(), costs) for choice in lookups()]
+    assert best(found) is NOTHING
+    assert all(0.9 < each.gain <= 1.0 for each in found), "and guessing anyway costs little"
+
+
+def test_where_rows_cost_what_passes_cost_nothing_gains() -> None:
+    assert best([predict(choice, repeating(), STEEP) for choice in lookups()]) is NOTHING
+
+
+def test_who_needs_less_wins_where_two_gain_the_same() -> None:
+    model = Prediction(Choice("a model", SpeculationConfig(draft_model="x")), 2.01)
+    shared = Prediction(Choice("answers", SpeculationConfig(share_outputs=True)), 2.01)
+    own = Prediction(Choice("own text", SpeculationConfig()), 2.0)
+    assert best([model, shared, own]) is own
+    assert best([model, shared]) is shared
+    assert best([Prediction(model.choice, 2.2), own]).choice is model.choice
+
+
+def advice(gain: float, predicted: float, **given: int) -> Advice:
+    chosen = Prediction(lookups()[1], predicted, 3.0, 4.0, (0.5, 0.25))
+    spread = Ratio(gain, 0.95 * gain, 1.05 * gain)
+    measured = Measured(spread, 30 * gain, 30.0, 3.0, 4.0, given.get("same", 12), 12)
+    return Advice(chosen, [chosen], measured, FLAT, 24, 30.0)
+
+
+def test_the_paragraph_says_what_to_use_and_how_sure_it_is() -> None:
+    told = advice(2.4, 2.5).paragraph()
+    assert told.startswith("Use suffixes of the request.")
+    assert "2.40 [2.28, 2.52]" in told
+    assert "predicted: 2.50" in told
+    assert "12 of 12 answers are the same, token for token." in told
+    assert "near-ties" in advice(2.4, 2.5, same=11).paragraph()
+    assert "A draft model that is right 75%" in advice(1.2, 1.2).paragraph()
+
+
+def test_a_real_run_that_refutes_the_prediction_ends_it() -> None:
+    found = advice(0.97, 1.3)
+    assert not found.worth_it
+    assert found.paragraph().startswith("Do not speculate.")
+    assert found.config == PLAIN.config
+    assert found.config.max_draft == 0
+
+
+def test_do_not_speculate_is_said_plainly(tmp_path: Path) -> None:
+    found = Advice(NOTHING, [Prediction(lookups()[0], 1.01)], None, FLAT, 24, 30.0)
+    assert found.paragraph().startswith("Do not speculate. Plain decoding says 30.0 tokens a second")
+    assert as_values(found)["use"] == "plain"
+    write_page(found, tmp_path / "page.html")
+    assert "<h1>Do not speculate</h1>" in (tmp_path / "page.html").read_text()
+
+
+def test_the_page_shows_predictions_and_the_real_run(tmp_path: Path) -> None:
+    write_page(advice(2.4, 2.5), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<svg") == 3
+    assert "<h1>Use suffixes of the request</h1>" in text
