@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
 
 from forerun.types import SamplingParams
+from zoo.hosting import hosted
 from zoo.speculation import Defect, Logits, SeededSpeaker, Speaker, softmax
 
 
@@ -87,10 +88,6 @@ class Keeper:
         return self.always if number >= self.after else ""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-
 STALL = 0.6
 """Seconds for which a server that stalls says nothing."""
 
@@ -137,12 +134,5 @@ def serving(keeper: Keeper) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = _Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with hosted(Handler) as url:
+        yield url

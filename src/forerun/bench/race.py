@@ -48,6 +48,13 @@ class Race:
         """How many groups there are."""
         return len(self.temperatures) * sum(ceil(len(self.questions) / width) for width in self.widths)
 
+    def is_over(self, names: Sequence[str], writer: Writer) -> bool:
+        """Whether everybody has answered everything."""
+        done = writer.done()
+        return all(
+            (place, who) in done for group in self.groups(writer.run) for place, _ in group for who in names
+        )
+
     def sampling(self, place: Place) -> SamplingParams:
         """How a question is to be answered: with a seed of its own, the same for all who are asked."""
         seed = self.seed + place.number % len(self.questions)

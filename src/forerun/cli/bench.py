@@ -78,7 +78,11 @@ def run(
         entered = contestants(served, names, dict(_pair(each) for each in baseline or ()))
         writer = Writer(output, _facts(race, served, entered))
         try:
-            _run(race, served, entered, writer)
+            if race.is_over([each.name for each in entered], writer):
+                typer.echo(f"{output} has all of this already; to measure again, name another file", err=True)
+            else:
+                _run(race, entered, writer)
+            _judge(served, questions, writer)
         except KeyboardInterrupt:
             typer.echo(f"interrupted; the same command goes on where {output} ends", err=True)
             raise typer.Exit(130) from None
@@ -114,8 +118,8 @@ def report(
             typer.echo(f"{output} is there", err=True)
 
 
-def _run(race: Race, model: Model | None, entered: list[Contestant], writer: Writer) -> None:
-    """Start everybody, let them race, and compare their words."""
+def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
+    """Start everybody and let them race."""
     from forerun.bench.contestants import FORERUN
     from forerun.bench.costs import pass_costs
     from forerun.bench.race import run_race, warm_up
@@ -137,7 +141,6 @@ def _run(race: Race, model: Model | None, entered: list[Contestant], writer: Wri
     for (run, who), why in writer.record.gave_up.items():
         if run == writer.run:
             typer.echo(f"{who} gave up: {why}", err=True)
-    _judge(model, race.questions, writer)
 
 
 def _lane(contestant: Contestant, stack: ExitStack, writer: Writer) -> Endpoint:
