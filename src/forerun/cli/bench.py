@@ -158,14 +158,15 @@ def _lane(contestant: Contestant, stack: ExitStack, writer: Writer) -> Endpoint:
 
 def _judge(model: Model | None, questions: Sequence[Question], writer: Writer) -> None:
     """Rule on every greedy answer that parts from its plain one's; without a model nobody can."""
-    from forerun.audit.parity.referee import PRECISIONS, Referee
     from forerun.bench.equality import partings, ruled
-    from forerun.models.loading import load_tokenizer
-    from forerun.models.reference import Reference
 
     parted = [each for each in partings(writer.record) if each[0].place.run == writer.run]
     if not parted or model is None:
         return
+    from forerun.audit.parity.referee import PRECISIONS, Referee
+    from forerun.models.loading import load_tokenizer
+    from forerun.models.reference import Reference
+
     reference = Reference(str(model.path), PRECISIONS["float32"])
     rule = ruled(Referee(reference, [model.dtype] * 2), load_tokenizer(model.path), questions)
     with counting("looking at where answers part", len(parted)) as done:
