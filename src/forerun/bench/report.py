@@ -161,17 +161,17 @@ def overall_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
     """By setting, a table over all categories: ratio with its interval, tokens per step and second, words."""
     tables: dict[str, list[list[str]]] = {}
     for each in results:
-        head = ["", "over plain", "95 %", "tokens/step", "tokens/s", "words"]
+        head = ["", "over plain", "tok/step", "tok/s", "words"]
         rows = tables.setdefault(setting_words(each), [head])
         line = each.overall
         if line is None:
-            rows.append([each.who, *[""] * 4, _words(each)])
+            rows.append([each.who, *[""] * 3, _words(each)])
             continue
         ratio = line.over_plain
         steps = "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}"
-        interval = "" if each.who == each.plain else f"{ratio.low:.2f} to {ratio.high:.2f}"
+        interval = "" if each.who == each.plain else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
         speed = f"{line.speed:.1f}{mark(each)}"
-        rows.append([each.who, f"{ratio.value:.2f}{mark(each)}", interval, steps, speed, _words(each)])
+        rows.append([each.who, f"{ratio.value:.2f}{mark(each)}{interval}", steps, speed, _words(each)])
     return tables
 
 

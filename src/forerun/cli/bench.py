@@ -232,7 +232,8 @@ def _tables(results: Sequence[Result]) -> Iterator[Table]:
     for title, (head, *rows) in overall_of(results).items():
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         for number, each in enumerate(head):
-            table.add_column(each, justify="left" if number in {0, len(head) - 1} else "right")
+            last = number == len(head) - 1
+            table.add_column(each, justify="left" if last or not number else "right", no_wrap=not last)
         for row in rows:
             table.add_row(*row)
         yield table

