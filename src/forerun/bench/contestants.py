@@ -220,5 +220,3 @@ _COMMANDS: Final[dict[str, tuple[str, Command]]] = {
     ),
 }
 """By name: who is plain beside it, and what starts it."""
-
-NAMES: Final = tuple(_COMMANDS)

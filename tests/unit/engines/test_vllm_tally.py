@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from forerun.control.cost import StepCost
 from forerun.engines.vllm import counters
 from forerun.engines.vllm.tally import (
     ACCEPTED,
+    COSTS,
     ERRORS,
     PLAIN,
     PROPOSED,
@@ -121,3 +123,16 @@ def test_the_summary_of_everything() -> None:
     tally = Tally(("suffix",), 4)
     tally.step(["suffix"], num_said=2)
     assert summary(tally).startswith("2.00 tokens per step")
+
+
+def test_telling_what_passes_cost_changes_nothing() -> None:
+    tally, cost = Tally(("suffix",), 1), StepCost((1, 8), (0.05, 0.06))
+    before = cost.values()
+    tally.costs(cost)
+    assert cost.values() == before
+    assert tally.values[tally.series.index((COSTS, (("rows", "1"), ("drawn", "no"))))] == pytest.approx(0.05)
+    drawn = tally.series.index((COSTS, (("rows", "1"), ("drawn", "yes"))))
+    assert tally.values[drawn] == 0.0
+    cost.took(1, 0.07, sampled=True)
+    tally.costs(cost)
+    assert tally.values[drawn] > 0.05

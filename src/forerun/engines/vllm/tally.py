@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from forerun.control.controller import Rates
-from forerun.control.cost import StepCost
+from forerun.control.cost import StepCost, read_one
 from forerun.engines.vllm.counters import Series, Values, share
 
 logger = logging.getLogger("vllm.forerun")  # below vLLM's own logger, so that its settings hold here too
@@ -129,9 +129,13 @@ class Tally:
         self.values[self._places[KNOWN, ()]] = num_requests
 
     def costs(self, cost: StepCost) -> None:
-        """Passes are believed to take so long, by their rows."""
-        for rows, drawn in product(ROWS, (False, True)):
-            self.values[self._places[COSTS, _cost_labels(rows, drawn)]] = cost.at(rows, sampled=drawn)
+        """Passes are believed to take so long, by their rows; of those that draw, once there were any."""
+        for drawn in (False, True):
+            curve = cost.told(sampled=drawn)
+            if curve is not None:
+                for rows in ROWS:
+                    seconds = read_one(cost.rows, curve, float(rows))
+                    self.values[self._places[COSTS, _cost_labels(rows, drawn)]] = seconds
 
     def total(self, name: str, drafter: str | None = None) -> float:
         """A count, summed over depths."""
