@@ -21,8 +21,10 @@ format:
 	$(RUN)/ruff format .
 	$(RUN)/ruff check --fix .
 
+# Small tests share the cores among them, a thread for each; what runs real models and servers has all of them.
 test:
-	$(RUN)/pytest
+	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit tests/integration --numprocesses auto --dist loadscope
+	$(RUN)/pytest tests/e2e
 
 docs:
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir site

@@ -6,14 +6,13 @@ that lies.
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from forerun.errors import ConfigurationError, UnknownKey
+from forerun.errors import ConfigurationError, UnknownKey, did_you_mean
 
 AUTO: Final = ("suffix", "ngram", "grammar")
 """Who guesses if nothing is said, the first unless a request asks for another: they need no second model,
@@ -55,7 +54,8 @@ class SpeculationConfig(BaseModel):
         """Every fault becomes a `ConfigurationError` that says what to do."""
         unknown = sorted(set(values) - set(type(self).model_fields))
         if unknown:
-            raise UnknownKey(_unknown(unknown[0], list(type(self).model_fields)))
+            hint = did_you_mean(unknown[0], type(self).model_fields)
+            raise UnknownKey(f"unknown configuration key {unknown[0]!r}; {hint}")
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -99,10 +99,3 @@ def _read_json(given: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigurationError(f"the configuration must be a JSON object; got {type(values).__name__}")
     return values
-
-
-def _unknown(key: str, known: list[str]) -> str:
-    """The message for an unknown key, with the nearest known one."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-    return f"unknown configuration key {key!r}; {hint}"

@@ -22,6 +22,18 @@ ForerunError
 └── MissingExtra              an optional dependency is not installed (also an ImportError)
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that nobody knows: the nearest that is known, or all of them."""
+    names = list(known)
+    near = get_close_matches(given, names, n=1, cutoff=0.7)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+
 
 class ForerunError(Exception):
     """Everything forerun raises on purpose."""

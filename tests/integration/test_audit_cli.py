@@ -194,6 +194,13 @@ def test_a_page_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPat
         draw_gaps([])
 
 
+def test_a_page_that_cannot_be_written_is_no_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("forerun.audit.exact.run.run", lambda: iter(()))
+    result = RUNNER.invoke(app, ["audit", "exact", "--html", str(tmp_path / "nowhere" / "page.html")])
+    assert result.exit_code == 2
+    assert "no verdict: [Errno 2]" in result.output
+
+
 def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
     llama: Logits, draft: Logits, model: Path, prompts: Path, tmp_path: Path
 ) -> None:

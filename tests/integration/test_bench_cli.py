@@ -126,7 +126,7 @@ def test_a_page_and_figures_come_from_the_record(questions: Path, servers: ExitS
     ("words", "told"),
     [
         (("code-editing", "--against", "vllm"), "give --model"),
-        (("code-editing", "--only", "--against", "vlm"), "did you mean vllm?"),
+        (("code-editing", "--only", "--against", "vlm"), "did you mean 'vllm'?"),
         (("nowhere.jsonl",), "a suite is a file, or code-editing"),
         (
             ("code-editing", "--only", "--against", "a=http://127.0.0.1:9", "--baseline", "a=b"),

@@ -39,7 +39,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, nearest:
 
 
 def test_a_key_like_no_other_is_refused_with_all_known_ones() -> None:
-    with pytest.raises(UnknownKey, match="known keys: drafters, draft_model, max_draft"):
+    with pytest.raises(UnknownKey, match="there are drafters, draft_model, max_draft"):
         SpeculationConfig.parse({"zzz": 1})
 
 

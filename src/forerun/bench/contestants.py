@@ -13,13 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from forerun.engines.vllm.launch import openmp
-from forerun.errors import ConfigurationError
+from forerun.errors import ConfigurationError, did_you_mean
 from forerun.servers.processes import Server, forerun_command, started, vllm_command
 
 VLLM: Final = "vllm"
@@ -105,9 +104,7 @@ def contestants(model: Model | None, names: Sequence[str], plain: dict[str, str]
 def _known(name: str) -> tuple[str, str]:
     """Somebody's plain one, and itself."""
     if name not in _COMMANDS:
-        near = get_close_matches(name, _COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_COMMANDS)}, or NAME=URL"
-        raise ConfigurationError(f"nobody is called {name}; {hint}")
+        raise ConfigurationError(f"nobody is called {name!r}; {did_you_mean(name, [*_COMMANDS, 'NAME=URL'])}")
     return _COMMANDS[name][0], name
 
 

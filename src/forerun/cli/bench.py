@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -126,7 +126,7 @@ def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
     from forerun.errors import ServerFailed
 
     with ExitStack() as stack:
-        say = stack.enter_context(_telling(len(race)))
+        say = stack.enter_context(counting("starting", len(race)))
         lanes = {}
         for each in entered:
             say(0, f"starting {each.name}")
@@ -237,18 +237,6 @@ def _tables(results: Sequence[Result]) -> Iterator[Table]:
         for row in rows:
             table.add_row(*row)
         yield table
-
-
-@contextmanager
-def _telling(total: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar that says who is asked and how long it will take."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda done, what: progress.update(task, completed=done, description=what)
 
 
 def _pair(given: str) -> tuple[str, str]:

@@ -41,7 +41,7 @@ def test_absurd_values_are_refused_with_what_would_do(key: str, value: Any) -> N
 def test_unknown_wishes_are_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(InvalidRequest, match="did you mean 'forerun_drafter'"):
         Wishes.of({"forerun_draftr": "suffix"}, DRAFTERS)
-    with pytest.raises(InvalidRequest, match="known: forerun_max_draft"):
+    with pytest.raises(InvalidRequest, match="there are forerun_max_draft"):
         Wishes.of({"forerun_zzz": 1}, DRAFTERS)
 
 

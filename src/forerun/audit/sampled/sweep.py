@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.errors import InvalidSampling
+from forerun.errors import InvalidSampling, did_you_mean
 from forerun.servers.endpoint import Prompt
 from forerun.types import SamplingParams
 
@@ -36,7 +36,7 @@ class Case:
 def choose_settings(names: list[str]) -> dict[str, SamplingParams]:
     """The settings of these names, or all."""
     if unknown := [name for name in names if name not in SETTINGS]:
-        raise InvalidSampling(f"no settings are called {unknown[0]!r}; there are: {', '.join(SETTINGS)}")
+        raise InvalidSampling(f"no settings are called {unknown[0]!r}; {did_you_mean(unknown[0], SETTINGS)}")
     return {name: SETTINGS[name] for name in names} if names else SETTINGS
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from forerun.cli.audit.show import AsJson, Html, finish
+from forerun.cli.audit.show import AsJson, Html, finish, judging
+from forerun.cli.console import counting
 
 if TYPE_CHECKING:
     from forerun.audit.exact.registry import Row
@@ -14,26 +15,16 @@ if TYPE_CHECKING:
 
 def exact(as_json: AsJson = False, html: Html = None) -> None:
     """Prove every verifier by enumeration in exact arithmetic, and catch every sabotaged one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from forerun.audit.exact.run import NUM_ROWS, run
 
     began = time.perf_counter()
     rows: list[Row] = []
-    columns = (
-        TextColumn("enumerating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=NUM_ROWS)
-        for row in run():
-            rows.append(row)
-            progress.update(task, advance=1, description=row.name)
-    finish(_report(rows, time.perf_counter() - began), as_json=as_json, html=html)
+    with judging():
+        with counting("enumerating", NUM_ROWS) as watch:
+            for row in run():
+                rows.append(row)
+                watch(len(rows), f"enumerating {row.name}")
+        finish(_report(rows, time.perf_counter() - began), as_json=as_json, html=html)
 
 
 def _report(rows: list[Row], seconds: float) -> Report:

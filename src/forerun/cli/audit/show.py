@@ -38,34 +38,41 @@ Timeout = Annotated[float, typer.Option(help="Seconds after which an answer is t
 def servers(
     model: str | None, api_key: str, dialect: str | None, timeout: float
 ) -> Iterator[Callable[[str], Endpoint]]:
-    """Servers by their URLs, let go of at the end.
-
-    What keeps an audit from its end is told in a line; exit code 2, since nothing was found.
-    """
-    from forerun.errors import ConfigurationError, ForerunError
+    """Servers by their URLs, let go of at the end."""
+    from forerun.errors import ConfigurationError, did_you_mean
     from forerun.servers.dialects import DIALECTS
     from forerun.servers.endpoint import Endpoint
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, judging():
 
         def connect(url: str) -> Endpoint:
             if dialect is not None and dialect not in DIALECTS:
-                raise ConfigurationError(f"no dialect is called {dialect}; there are: {', '.join(DIALECTS)}")
+                raise ConfigurationError(
+                    f"no dialect is called {dialect!r}; {did_you_mean(dialect, DIALECTS)}"
+                )
             spoken = None if dialect is None else DIALECTS[dialect]
             server = Endpoint(url, model=model, api_key=api_key, dialect=spoken, timeout=timeout)
             stack.callback(server.close)
             return server
 
-        try:
-            yield connect
-        except (typer.Exit, KeyboardInterrupt):
-            raise
-        except (ForerunError, OSError) as error:
-            typer.echo(f"no verdict: {error}", err=True)
-            raise typer.Exit(2) from error
-        except Exception as error:  # a fault of ours must not look like a finding
-            typer.echo(f"no verdict:\n{traceback.format_exc()}", err=True)
-            raise typer.Exit(2) from error
+        yield connect
+
+
+@contextmanager
+def judging() -> Iterator[None]:
+    """What keeps an audit from its end is told in a line; exit code 2, since nothing was found."""
+    from forerun.errors import ForerunError
+
+    try:
+        yield
+    except (typer.Exit, KeyboardInterrupt):
+        raise
+    except (ForerunError, OSError) as error:
+        typer.echo(f"no verdict: {error}", err=True)
+        raise typer.Exit(2) from error
+    except Exception as error:  # a fault of ours must not look like a finding
+        typer.echo(f"no verdict:\n{traceback.format_exc()}", err=True)
+        raise typer.Exit(2) from error
 
 
 def is_url(text: str) -> bool:

@@ -8,12 +8,11 @@ Each bounds what the server was told, or picks from it; none of them can ask for
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forerun.errors import InvalidRequest
+from forerun.errors import InvalidRequest, did_you_mean
 
 PREFIX: Final = "forerun_"
 NOBODY: Final = "none"
@@ -39,8 +38,7 @@ class Wishes:
             return NO_WISHES
         for key in asked:
             if key not in _READERS:
-                near = difflib.get_close_matches(key, _READERS, n=1, cutoff=0.8)
-                raise InvalidRequest(f"unknown {key!r}; {f'did you mean {near[0]!r}?' if near else KNOWN}")
+                raise InvalidRequest(f"unknown {key!r}; {did_you_mean(key, _READERS)}")
         read: dict[str, Any] = {
             key.removeprefix(PREFIX): _READERS[key](value) for key, value in asked.items()
         }
@@ -96,4 +94,3 @@ _READERS: Final = {
     "forerun_lenience": _lenience,
     "forerun_adaptive": _adaptive,
 }
-KNOWN: Final = f"known: {', '.join(_READERS)}"
