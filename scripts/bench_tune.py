@@ -30,7 +30,7 @@ FIXED: Final = (2, 4, 8, 16)
 
 def ways(config: SpeculationConfig) -> dict[str, dict[str, Any]]:
     """A drafter as far as it pays, and at fixed lengths."""
-    who = {"forerun_drafter": config.drafters[0]}
+    who = {"forerun_drafter": config.names[0]}
     fixed = {f", always {most}": who | {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED}
     return {"": who, **fixed}
 
@@ -70,7 +70,7 @@ def main(
                 some = [each for each in lookups() if each.config.share_outputs is shared]
                 for choice, (how, wishes) in product(some, ways(some[0].config).items()):
                     began = time.perf_counter()
-                    wished = wishes | {"forerun_drafter": choice.config.drafters[0]}
+                    wished = wishes | {"forerun_drafter": choice.config.names[0]}
                     found = measure(server, asked, wished, status.update)
                     lines.append(
                         {

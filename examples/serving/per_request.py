@@ -1,5 +1,6 @@
 """What one request may ask of speculation: how far, who guesses, or nothing at all.
 
+forerun serve MODEL --served-model-name m --port 8000
 python examples/serving/per_request.py http://localhost:8000/v1
 """
 

@@ -43,7 +43,7 @@ def _read_line(file: Path, number: int, line: str) -> Prompt:
         return Prompt(line)
     try:
         row = json.loads(line)
-        given = row["prompt"] if "prompt" in row else row["turns"][0]
+        given = row["turns"][0] if "turns" in row else row["prompt" if "prompt" in row else "text"]
         if isinstance(given, str):
             return Prompt(given)
         if not all(type(token) is int and token >= 0 for token in given):
@@ -51,6 +51,6 @@ def _read_line(file: Path, number: int, line: str) -> Prompt:
         return Prompt(ids=tuple(given))
     except (ValueError, TypeError, LookupError) as error:
         raise UnreadablePrompts(
-            f"line {number} of {file} is no prompt: it needs `prompt` (text or token ids) or `turns`"
+            f"line {number} of {file} is no prompt: it needs `prompt` (text or token ids), `text` or `turns`"
             f" ({error})"
         ) from error

@@ -115,14 +115,14 @@ def _line(file: Path, number: int, line: str) -> Question:
         return Question(str(number), file.stem, line)
     try:
         row = json.loads(line)
-        text = row["turns"][0] if "turns" in row else row["text"]
+        text = row["turns"][0] if "turns" in row else row["prompt" if "prompt" in row else "text"]
         category = str(row.get("category", row.get("cat", file.stem)))
         if not isinstance(text, str) or not text.strip():
             raise TypeError("a question is a text that is not empty")
         return Question(str(row.get("question_id", number)), GROUPS.get(category, category), text)
     except (ValueError, TypeError, LookupError) as error:
         raise UnreadablePrompts(
-            f"line {number} of {file} is no question: it needs `turns` or `text` ({error})"
+            f"line {number} of {file} is no question: it needs `turns`, `prompt` or `text` ({error})"
         ) from error
 
 

@@ -15,9 +15,10 @@ from forerun.bench.replay import Replay
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.control.cost import StepCost
-from forerun.drafters.registry import make_drafter
+from forerun.drafters.registry import make_drafters
 from forerun.engines.vllm.launch import CHAIN
 from forerun.errors import UnreadablePrompts
+from forerun.types import Drafter
 
 OWN_SECONDS: Final = 0.0006
 """What deciding takes in a step, beside the drafter: measured in vLLM on two cores."""
@@ -53,24 +54,23 @@ NOTHING: Final = Prediction(PLAIN, 1.0)
 
 
 def lookups() -> list[Choice]:
-    """Choices that need no model: those that a replay can judge."""
+    """Choices that need no model: those that a replay can judge. Grammars are obeyed in all of them."""
     return [
-        Choice("n-grams of the request", SpeculationConfig(drafters=("ngram",))),
-        Choice("suffixes of the request", SpeculationConfig(drafters=("suffix",))),
-        Choice(
-            "suffixes of the request and of earlier answers",
-            SpeculationConfig(drafters=("suffix",), share_outputs=True),
-        ),
+        Choice("n-grams of the request", SpeculationConfig(drafters=("ngram", "grammar"))),
+        Choice("suffixes of the request", SpeculationConfig()),
+        Choice("suffixes of the request and of earlier answers", SpeculationConfig(share_outputs=True)),
     ]
 
 
 def predict(choice: Choice, answers: Sequence[Transcript], costs: Mapping[int, float]) -> Prediction:
     """Replay a choice over plain answers."""
     cost = StepCost(sorted(costs), [costs[rows] for rows in sorted(costs)])
-    replay = Replay(make_drafter(choice.config, chain=True), nodes=CHAIN, cost=cost)
-    replay.run(answers[:1])  # compiles, which takes no time later
-    replay = Replay(make_drafter(choice.config, chain=True), nodes=CHAIN, cost=cost)
-    tallies = list(replay.run(answers).values())
+
+    def replay() -> Replay:
+        return Replay(_first_drafter(choice.config), nodes=CHAIN, cost=cost)
+
+    replay().run(answers[:1])  # compiles, which takes no time later
+    tallies = list(replay().run(answers).values())
     if not tallies:
         raise UnreadablePrompts("every answer is too short to tell anything: give prompts with longer ones")
     tokens, steps = sum(each.num_tokens for each in tallies), sum(each.num_steps for each in tallies)
@@ -85,6 +85,11 @@ def predict(choice: Choice, answers: Sequence[Transcript], costs: Mapping[int, f
             for depth in range(16)
         ),
     )
+
+
+def _first_drafter(config: SpeculationConfig) -> Drafter:
+    """Who guesses for requests that do not say who is to."""
+    return next(iter(make_drafters(config, chain=True).values()))
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:

@@ -42,7 +42,7 @@ def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch
         here = best(predictions)
         measured = None
         if here is not NOTHING and not draft_models and not here.choice.config.share_outputs:
-            measured = _verify(server, asked, watch, here.choice.config.drafters[0])
+            measured = _verify(server, asked, watch, here.choice.config.names[0])
     predictions += [_tried(model, asked, draft, watch) for draft in draft_models]
     chosen = best(predictions)
     if chosen is not NOTHING and measured is None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+import vllm
 from vllm.platforms import current_platform
 
 from forerun.control import kept
@@ -89,7 +90,7 @@ def _wait() -> None:
 def _name(vllm_config: Any) -> str:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     return kept.name_of(
-        engine="vllm",
+        engine=f"vllm {vllm.__version__}",
         model=model.model,
         dtype=model.dtype,
         quantization=model.quantization,
