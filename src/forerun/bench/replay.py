@@ -115,7 +115,7 @@ class Tally:
 
 def priced(price: float) -> StepCost:
     """Passes that cost this share of the first row more with every further one."""
-    return StepCost((1, 2), (1.0, 1.0 + price), doubt=0.0)
+    return StepCost((1, 1025), (1.0, 1.0 + 1024 * price), doubt=0.0)
 
 
 class Replay:

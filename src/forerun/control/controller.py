@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from forerun.control.budget import Worth, how_far, probe, take
+from forerun.control.budget import MARGIN, Worth, how_far, probe, take
 from forerun.control.cost import StepCost, read_one
 from forerun.control.guesses import ASSUMED, Columns, Guesses, add_ancestors, leading
 from forerun.control.honesty import Account, Purse, Rest
@@ -79,6 +79,11 @@ class Step:
         return self.places, self.greedy, self.adaptive
 
     @property
+    def num_reading(self) -> int:
+        """The rows that belong to prompts."""
+        return self.rows - len(self.places)
+
+    @property
     def num_rows(self) -> int:
         """The rows of the pass, guesses included."""
         return self.rows + len(self.guesses)
@@ -125,6 +130,8 @@ class Controller:
         self.rests = (Rest(), Rest())
         self._gain = Gain()
         self._pass_share: dict[str, float] = {}
+        self._to_read: dict[str, float] = {}
+        self._owed = 0.0
         self._greedy, self._adaptive = np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)
         self._guessed = np.zeros(0, dtype=np.int64)
         self._num_steps = self._since_plain = 0
@@ -171,27 +178,30 @@ class Controller:
         """The number of the kind of guess that somebody makes for one of the requests of a step."""
         return self.survival.kind(source, greedy=bool(step.greedy[owner]))
 
-    def allot(self, step: Step, source: str, rooms: IntArray) -> IntArray:
-        """How many guesses somebody who takes time for each depth is to make for everybody in a step."""
+    def allot(self, step: Step, source: str, rooms: IntArray, reading: int = 0) -> IntArray:
+        """How many guesses somebody who takes time for each depth is to make for everybody in a step, and has
+        to read so many tokens of prompts first.
+        """
         unasked = np.where(step.adaptive, 0, rooms)
         asking = np.where(step.adaptive, rooms, 0)
         if step.plain or not asking.any():
             return unasked
-        down = self._stands_down(step.greedy)
-        rooms = np.where(down, 0, asking)
+        rooms = np.where(self._stands_down(step.greedy), 0, asking)
         kinds = np.array([self.survival.kind(source, greedy=greedy) for greedy in (False, True)])
         root = np.full(len(rooms), -1)
         chances = self.survival.estimate(
             np.full(len(rooms), ASSUMED), root, kinds[step.greedy.astype(np.int64)], step.places
         )
         curve, rate = self._worth(step)
-        now, wider = (read_one(*curve, float(step.rows + more)) for more in (0, np.count_nonzero(asking)))
-        a_pass = self._pass_share.get(source, FIRST_PASS) * now
+        a_pass = self._pass_seconds(step, source)
         budgets = how_far(chances, rooms, step.rows, curve, rate, a_pass)
         if budgets.any():
             return unasked + budgets
-        loss = a_pass + wider - now - float(chances[rooms > 0].sum()) / rate
-        return unasked + (np.minimum(asking, 1) if self.purse.pay(loss) else 0)
+        firsts = np.minimum(rooms if rooms.any() else asking, 1)  # those that stand down only if all do
+        now, wider = (read_one(*curve, float(step.rows + more)) for more in (0, firsts.sum()))
+        hope = (float(chances[rooms > 0].sum()) - MARGIN * len(rooms)) / rate
+        loss = max(a_pass + wider - now - hope, 0.0) + self._to_read.get(source, 0.0) * reading
+        return unasked + (firsts if self.purse.pay(loss) else 0)
 
     def went(self, step: Step, source: str, lengths: IntArray, stood: IntArray) -> None:
         """Of so many guesses in a row that somebody made for each request, so many stood: `allot` learns."""
@@ -206,13 +216,22 @@ class Controller:
             depth < stood[owners],
         )
 
-    def drafted(self, step: Step, source: str, num_passes: int, seconds: float) -> None:
-        """Somebody took so long for so many depths."""
+    def drafted(self, step: Step, source: str, num_passes: int, seconds: float, reading: int = 0) -> None:
+        """Somebody took so long for so many depths, and to read so many tokens of prompts before."""
         step.draft_seconds += seconds
-        if num_passes:
-            share = seconds / num_passes / self.cost.at(step.rows, step.context, sampled=step.sampled)
+        a_pass = self._pass_seconds(step, source)
+        if reading:
+            more, known = (seconds - num_passes * a_pass) / reading, self._to_read.get(source, 0.0)
+            self._to_read[source] = known + (LATELY if known else 1.0) * (max(more, 0.0) - known)
+        elif num_passes:
             known = self._pass_share.get(source, FIRST_PASS)
+            share = seconds / num_passes / a_pass * known
             self._pass_share[source] = known + LATELY * (min(share, 2 * known) - known)
+
+    def _pass_seconds(self, step: Step, source: str) -> float:
+        """What a pass of somebody's own model takes for the requests of a step."""
+        (alone,) = self._prices(step, len(step.places))
+        return self._pass_share.get(source, FIRST_PASS) * alone
 
     def choose(self, step: Step, guesses: Guesses) -> BoolArray:
         """Which of the guesses are made: as many as tokens per second grow with, and a few to find out."""
@@ -233,15 +252,23 @@ class Controller:
         self._guessed[step.places[step.guesses.owners]] = self._num_steps
         return kept
 
-    def expected(self, step: Step, guesses: Guesses) -> FloatArray:
-        """How many of these guesses will stand, for each request of a step."""
-        totals = np.zeros(len(step.places))
-        np.add.at(totals, guesses.owners, self.estimate(step, guesses))
+    def worth(self, step: Step, guesses: Guesses) -> FloatArray:
+        """What the guesses of each request are worth, in tokens: how many will stand, less the time of their
+        rows. One that does not pay counts for nothing unless it is fixed: it would be left out.
+        """
+        (knots, seconds), rate = self._worth(step)
+        more = len(step.places)
+        rows = (read_one(knots, seconds, float(step.rows + each)) for each in (more, 0))
+        net = self.estimate(step, guesses) - rate * (next(rows) - next(rows)) / more
+        totals = np.zeros(more)
+        np.add.at(totals, guesses.owners, np.where(guesses.fixed, net, np.maximum(net, 0.0)))
         return totals
 
-    def close(self, step: Step, stood: BoolArray, seconds: float, checked: BoolArray | None = None) -> Rates:
+    def close(
+        self, step: Step, stood: BoolArray, seconds: float, checked: BoolArray | None = None
+    ) -> Rates | None:
         """A step is over: which of its guesses stood, out of those that were checked (all, if nothing is
-        said), and how long it took, looking for guesses included.
+        said), and how long it took, looking for guesses included. None, if nothing can be compared.
         """
         if len(stood) != len(step.guesses):
             raise ValueError(
@@ -252,7 +279,7 @@ class Controller:
         if checked is not None and not checked.all():
             step.guesses, stood = step.guesses.some(checked), stood[checked]
         rates = self._account(step, stood, seconds)
-        if 0 < step.num_rows <= 2 * self.cost.rows[-1]:
+        if self.cost.knows(step.num_rows):
             self.cost.took(step.num_rows, seconds - step.draft_seconds, step.context, sampled=step.sampled)
         if len(stood):
             guesses = step.guesses
@@ -281,12 +308,14 @@ class Controller:
         plain = read_one(*curve, float(len(step.places)))
         return curve, self._gain.value * len(step.places) / plain
 
-    def _account(self, step: Step, stood: BoolArray, seconds: float) -> Rates:
+    def _account(self, step: Step, stood: BoolArray, seconds: float) -> Rates | None:
         """Book what guesses brought and what they took, those that nobody asked us about left out."""
         num = len(step.places)
-        if not num:  # prompts alone, or nothing at all
-            return Rates(0.0, 0.0, 0.0)
-        self.purse.earn(seconds)
+        if num:
+            self.purse.earn(seconds)
+        if not num or not self.cost.knows(step.num_rows):  # prompts, and hardly anything else
+            self._owed += step.draft_seconds
+            return None
         measured = (num + np.count_nonzero(stood)) / (seconds + step.look_seconds)
         if not len(stood) and not step.draft_seconds:  # plain decoding is its own measure
             self._book_looks(step, 0.0, 0.0, seconds)
@@ -296,17 +325,28 @@ class Controller:
         plain, alone, with_guesses = self._prices(step, step.rows, num, step.num_rows)
         a_token, expected = alone / num, with_guesses + step.draft_seconds
         believed = min(max(seconds, (1 - BELIEVED) * expected), (1 + BELIEVED) * expected)
+        self._book(step, stood, (believed - plain, plain, a_token))
         if len(stood):
-            books = by_class(step.columns, step.guesses.owners, step.guesses.fixed, stood).tolist()
-            for greedy, (share, made, brought, _) in enumerate(books):
-                if made:
-                    cost = (believed - plain) * made / len(stood)
-                    self.accounts[bool(greedy)].book(brought * a_token, cost, plain * share)
-            step.found = (books[0][3], books[1][3])
             self._book_looks(step, a_token, (with_guesses - plain) / len(stood), seconds)
         if step.adaptive.all():
             self._gain.add((num + np.count_nonzero(stood)) / num, believed / plain)
         return Rates(step.tokens / expected, measured, num / plain)
+
+    def _book(self, step: Step, stood: BoolArray, prices: tuple[float, float, float]) -> None:
+        """Book for every class of requests what its guesses brought and what they took: their share of what
+        the step took beside a plain one, and of what was spent on drawing where nothing came of it.
+        """
+        spent, plain, a_token = prices
+        if not len(stood):
+            self._owed += step.draft_seconds
+            return
+        books = by_class(step.columns, step.guesses.owners, step.guesses.fixed, stood).tolist()
+        for greedy, (share, made, brought, _) in enumerate(books):
+            if made:
+                cost = (spent + self._owed) * made / len(stood)
+                self.accounts[bool(greedy)].book(brought * a_token, cost, plain * share)
+        self._owed = 0.0
+        step.found = (books[0][3], books[1][3])
 
     def _book_looks(self, step: Step, a_token: float, a_row: float, seconds: float) -> None:
         """What looking for guesses took, and what those promise that were taken; both as seconds. What stood
@@ -418,11 +458,13 @@ def warm() -> None:
     """Compile all that a step needs: nobody should wait for that in the first one."""
     controller = Controller(StepCost.typical())
     controller.admit("warm-up", greedy=True, adaptive=False)
+    controller.admit("adaptive", greedy=True)
     one, size = np.array([1]), np.array([0.5])
-    for _ in range(2):
-        step = controller.open(["warm-up"], 1)
+    for name in ("warm-up", "warm-up", "adaptive"):
+        step = controller.open([name], 1)
         controller.looks(step)
         controller.allot(step, "warm-up", one)
         kinds = np.array([controller.kind(step, "warm-up", 0)])
         kept = controller.choose(step, Guesses.chains(size, one, kinds, np.array([False])))
-        controller.close(step, leading(one, one), 1.0, kept)
+        sizes = kept.astype(np.int64)
+        controller.close(step, leading(sizes, one), 1.0, leading(sizes, one))

@@ -150,6 +150,10 @@ class StepCost:
         """Seconds of one pass."""
         return read_one(self.rows, self.seconds(context, sampled=sampled), float(rows))
 
+    def knows(self, rows: int) -> bool:
+        """Whether a pass of so many rows is near enough to the curve to say anything about it."""
+        return bool(0 < rows <= 2 * self.rows[-1])
+
     def told(self, *, sampled: bool) -> FloatArray | None:
         """The curve of the shortest contexts there were, if there were any; whoever asks changes nothing."""
         some = [number for number in self._bands if number // (len(CONTEXTS) + 1) == sampled]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 
@@ -147,7 +148,7 @@ def test_what_is_left_of_drafts_is_what_each_has_left() -> None:
 
 
 def test_a_poor_step_is_over_sooner_where_others_are_good() -> None:
-    controller = Controller(StepCost((1, 2), (1.0, 1.02)))
+    controller = Controller(StepCost((1, 2, 16), (1.0, 1.02, 1.3)))
     before: list[int] = []
     after: list[int] = []
     for lengths in (before, after):
@@ -322,3 +323,64 @@ def test_a_draft_model_goes_as_far_as_its_passes_pay() -> None:
     assert depths[0] < depths[1]
     assert depths[1] >= 8
     assert far.allot(far.open(["a"], 1), "model", np.array([0])).tolist() == [0]
+
+
+def test_a_step_that_reads_far_more_than_the_curve_knows_is_not_held_against_guesses() -> None:
+    for rows, loses in ((1, True), (800, False)):
+        controller = Controller(StepCost((1, 2), (1.0, 1.01)))
+        controller.admit("a", greedy=True)
+        for _ in range(100):
+            step = controller.open(["a"], rows)
+            step.guesses = Guesses.of([guessed(0.9)], partial(controller.kind, step))
+            rates = controller.close(step, np.array([False]), 100.0)
+            assert (rates is None) == (rows > 2)
+        assert controller.accounts[True].loses == loses
+
+
+def test_what_was_drawn_in_vain_is_paid_for_by_what_was_not() -> None:
+    """A draft model takes most of a step and nothing is checked; then one guess is, and stands."""
+    for seconds, loses in ((0.0, False), (3.0, True)):
+        controller = Controller(StepCost((1, 2), (1.0, 1.01)))
+        controller.admit("a", greedy=True)
+        for _ in range(50):
+            step = controller.open([], 5)
+            controller.drafted(step, "model", 1, seconds, reading=5)
+            controller.close(step, np.zeros(0, dtype=bool), 1.0)
+            step = controller.open(["a"], 1)
+            step.guesses = Guesses.of([guessed(0.9)], partial(controller.kind, step))
+            controller.close(step, np.array([True]), 1.01)
+        assert controller.accounts[True].loses == loses
+
+
+def test_reading_prompts_is_no_part_of_a_pass_and_is_paid_for_when_it_is_tried() -> None:
+    controller = Controller(StepCost((1, 2), (1.0, 1.3)))
+    controller.admit("a", greedy=False)
+    one = np.array([1])
+    for _ in range(200):  # nothing it draws stands, so it does not pay
+        step = controller.open(["a"], 1)
+        controller.drafted(step, "model", 1, 0.1)
+        controller.went(step, "model", one, np.array([0]))
+        controller.close(step, np.zeros(0, dtype=bool), 1.1)
+    before = controller._pass_share["model"]
+    for _ in range(20):
+        step = controller.open(["a"], 801)
+        controller.drafted(step, "model", 1, 0.1 + 8.0, reading=800)
+    assert controller._pass_share["model"] == before
+    controller.purse.seconds = 1.0
+    step = controller.open(["a"], 1)
+    step.plain = False
+    assert controller.allot(step, "model", one, reading=800).tolist() == [0], "8 seconds are not there"
+    assert controller.allot(step, "model", one).tolist() == [1]
+
+
+def test_guesses_that_will_be_left_out_are_worth_nothing_and_drawn_ones_cost_their_rows() -> None:
+    controller = Controller(StepCost((1, 2, 4), (1.0, 1.3, 1.9), doubt=0.0))
+    controller.admit("a", greedy=True)
+    step = controller.open(["a"], 1)
+    hopeless = Guesses.of([guessed(*[0.1] * 8)], partial(controller.kind, step))
+    assert controller.estimate(step, hopeless).sum() > 0
+    assert controller.worth(step, hopeless).tolist() == [0.0]
+    drawn = replace(hopeless, fixed=np.ones(len(hopeless), dtype=bool))
+    assert controller.worth(step, drawn)[0] < 0
+    good = Guesses.of([guessed(0.9)], partial(controller.kind, step))
+    assert 0 < controller.worth(step, good)[0] < controller.estimate(step, good)[0]

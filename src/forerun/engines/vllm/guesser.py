@@ -131,9 +131,9 @@ class Guesser:
         step.look_seconds += time.perf_counter() - began
         return offers
 
-    def expected(self, step: Step, offers: Sequence[Offer]) -> list[float]:
-        """How many guesses of each offer will stand."""
-        totals: list[float] = self.controller.expected(step, self._guesses(step, offers)).tolist()
+    def worth(self, step: Step, offers: Sequence[Offer]) -> list[float]:
+        """What each offer is worth, in tokens."""
+        totals: list[float] = self.controller.worth(step, self._guesses(step, offers)).tolist()
         return totals
 
     def settle(self, step: Step, offers: Sequence[Offer]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -48,7 +48,9 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check()
         super().__init__(*args, **kwargs)
-        self.guesser = Guesser(self.vllm_config, profile.find(self.vllm_config))
+        cost = profile.find(self.vllm_config)
+        self.guesser = Guesser(self.vllm_config, cost)
+        self._measured = cost is not None
         self.wishes: dict[str, Wishes] = {}
         tally = self.guesser.tally
         tally.publish(self.vllm_config.instance_id, self.vllm_config.parallel_config.data_parallel_index)
@@ -56,6 +58,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self._drawn: set[str] = set()
         self._allotted: dict[str, int] = {}
         self._followed: dict[str, bool] = {}
+        self._draft_paused = False
         self._underway: dict[int, Underway] = {}
         self._over: list[Underway] = []
         self._last = 0.0
@@ -82,7 +85,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         num_checked = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         step.rows = output.total_num_scheduled_tokens - num_checked
         if self._has_model:
-            output.num_spec_tokens_to_schedule = self._allot(output)
+            output.num_spec_tokens_to_schedule = self._allot(output, step)
             attach(output, Plan(frozenset(self._drawn)))
         if output.total_num_scheduled_tokens:
             by_name = {ask.name: offer for ask, offer in zip(asks, offers, strict=True)}
@@ -116,25 +119,36 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
             asks.append(Ask(_view(request), room, wish.drafter, _is_greedy(request), wish.adaptive))
         return asks
 
-    def _allot(self, output: Any) -> int:
+    def _allot(self, output: Any, step: Step) -> int:
         """How far the draft model is to guess at the end of this step, for everybody who will then decode.
 
         If it does not pay for anybody the model is not run, and has a hole in its memory of these requests:
         it guesses for them no more. New ones it follows from the first.
         """
-        requests = [self.requests[name] for name in output.num_scheduled_tokens]
-        asks = [ask if self._may_draw(ask) else replace(ask, room=0) for ask in self._asks(requests)]
+        scheduled = output.num_scheduled_tokens
+        requests = [self.requests[name] for name in scheduled]
+        asks = self._asks(requests)
+        for request in requests:
+            known = request.num_computed_tokens > scheduled[request.request_id] and self._draft_paused
+            self._followed.setdefault(request.request_id, not known)
+        rooms = [
+            max(0, ask.room - 1) if _is_decoding(request) and self._may_draw(ask) else 0  # one is said now
+            for request, ask in zip(requests, asks, strict=True)
+        ]
         ahead = self.guesser.open(asks, rows=len(asks), context=self._context(requests))
         ahead.plain = False
-        budgets = self.guesser.controller.allot(ahead, "model", np.array([ask.room for ask in asks]))
+        budgets = self.guesser.controller.allot(ahead, "model", np.array(rooms), step.num_reading)
         self._allotted = {ask.name: budget for ask, budget in zip(asks, budgets.tolist(), strict=True)}
         deepest = max(self._allotted.values(), default=0)
         self._followed.update((ask.name, deepest > 0 and self._may_draw(ask)) for ask in asks)
+        self._draft_paused = self._draft_paused or deepest == 0
         return deepest
 
     def _may_draw(self, ask: Ask) -> bool:
-        """Whether the draft model may guess for a request that wants it: it has to have read all of it."""
-        return ask.drafter in {None, "model"} and self._followed.get(ask.name, True)
+        """Whether the draft model may guess for a request that wants it: it has to have read all of it. What
+        was found in vLLM's cache of prefixes it may not have, once it was not run for a step.
+        """
+        return ask.drafter in {None, "model"} and self._followed[ask.name]
 
     @contextmanager
     def _nothing_padded(self) -> Iterator[None]:
@@ -152,8 +166,8 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         seconds = getattr(draft_token_ids, "seconds", None)
         if self._has_model and seconds is not None and draft_token_ids.draft_token_ids and self._over:
             self.guesser.tally.spent("model", seconds)
-            depth = len(draft_token_ids.draft_token_ids[0])
-            self.guesser.controller.drafted(self._over[-1].step, "model", depth, seconds)
+            depth, step = len(draft_token_ids.draft_token_ids[0]), self._over[-1].step
+            self.guesser.controller.drafted(step, "model", depth, seconds, step.num_reading)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Hear what was said, then go on as vLLM does."""
@@ -170,7 +184,8 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self._last = now
         if line := self.minutes.line(time.monotonic()):
             logger.info("%s", line)
-            profile.keep(self.vllm_config, self.guesser.controller.cost)
+            if self._measured:  # what began as a typical curve is too coarse to be kept
+                profile.keep(self.vllm_config, self.guesser.controller.cost)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _close(self) -> None:
@@ -200,7 +215,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         return offers
 
     def _prefer_drawn(self, step: Step, decoding: list[Any], asks: list[Ask], offers: list[Offer]) -> None:
-        """Offer the draft model's guesses where more of them will stand, or where they are asked for; none of
+        """Offer the draft model's guesses where they are worth more, or where they are asked for; none of
         them is looked at.
         """
         drawn = [Offer(drawn=True) for _ in offers]
@@ -208,7 +223,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
             if ask.drafter in {None, "model"}:
                 most = min(ask.room, self._allotted.get(ask.name, 0))
                 offer.extend(request.spec_token_ids[:most], "model")
-        theirs, ours = self.guesser.expected(step, drawn), self.guesser.expected(step, offers)
+        theirs, ours = self.guesser.worth(step, drawn), self.guesser.worth(step, offers)
         for place, offer in enumerate(drawn):
             if offer.tokens and (asks[place].drafter == "model" or theirs[place] > ours[place]):
                 offers[place] = offer
