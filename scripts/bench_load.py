@@ -134,7 +134,8 @@ class Bench:
             enforce_eager=True,
             max_model_len=1024,
             max_num_seqs=MOST,
-            enable_prefix_caching=False,
+            enable_prefix_caching=True,  # ways ask for the same: prompts are read once
+            block_size=32,
             **arguments,
         )
         self.scheduler: Recorded = self.llm.llm_engine.engine_core.engine_core.scheduler

@@ -157,7 +157,7 @@ def _draft(model: Model) -> list[str]:
 def _suffix(model: Model) -> list[str]:
     if find_spec("arctic_inference") is None:
         raise ConfigurationError(
-            "vLLM's suffix decoding needs arctic-inference: pip install arctic-inference"
+            "vLLM's suffix decoding needs arctic-inference: pip install arctic-inference==0.1.1"
         )
     speculation = {"method": "suffix", "num_speculative_tokens": 32, "suffix_decoding_max_cached_requests": 0}
     return _vllm(model, speculation)
