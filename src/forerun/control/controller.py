@@ -81,7 +81,7 @@ class Step:
     @property
     def num_reading(self) -> int:
         """The rows that belong to prompts."""
-        return self.rows - len(self.places)
+        return max(0, self.rows - len(self.places))
 
     @property
     def num_rows(self) -> int:
@@ -130,7 +130,7 @@ class Controller:
         self.rests = (Rest(), Rest())
         self._gain = Gain()
         self._pass_share: dict[str, float] = {}
-        self._to_read: dict[str, float] = {}
+        self._reading: dict[str, tuple[float, float]] = {}
         self._owed = 0.0
         self._greedy, self._adaptive = np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)
         self._guessed = np.zeros(0, dtype=np.int64)
@@ -200,7 +200,7 @@ class Controller:
         firsts = np.minimum(rooms if rooms.any() else asking, 1)  # those that stand down only if all do
         now, wider = (read_one(*curve, float(step.rows + more)) for more in (0, firsts.sum()))
         hope = (float(chances[rooms > 0].sum()) - MARGIN * len(rooms)) / rate
-        loss = max(a_pass + wider - now - hope, 0.0) + self._to_read.get(source, 0.0) * reading
+        loss = max(a_pass + wider - now - hope, 0.0) + self._a_token_read(source) * reading
         return unasked + (firsts if self.purse.pay(loss) else 0)
 
     def went(self, step: Step, source: str, lengths: IntArray, stood: IntArray) -> None:
@@ -220,13 +220,19 @@ class Controller:
         """Somebody took so long for so many depths, and to read so many tokens of prompts before."""
         step.draft_seconds += seconds
         a_pass = self._pass_seconds(step, source)
-        if reading:
-            more, known = (seconds - num_passes * a_pass) / reading, self._to_read.get(source, 0.0)
-            self._to_read[source] = known + (LATELY if known else 1.0) * (max(more, 0.0) - known)
+        if num_passes and reading:
+            took, tokens = self._reading.get(source, (0.0, 0.0))
+            more = max(seconds - num_passes * a_pass, 0.0)
+            self._reading[source] = (1 - LATELY) * took + more, (1 - LATELY) * tokens + reading
         elif num_passes:
             known = self._pass_share.get(source, FIRST_PASS)
             share = seconds / num_passes / a_pass * known
             self._pass_share[source] = known + LATELY * (min(share, 2 * known) - known)
+
+    def _a_token_read(self, source: str) -> float:
+        """How long somebody takes to read a token of a prompt."""
+        took, tokens = self._reading.get(source, (0.0, 1.0))
+        return took / tokens
 
     def _pass_seconds(self, step: Step, source: str) -> float:
         """What a pass of somebody's own model takes for the requests of a step."""
@@ -256,8 +262,10 @@ class Controller:
         """What the guesses of each request are worth, in tokens: how many will stand, less the time of their
         rows. One that does not pay counts for nothing unless it is fixed: it would be left out.
         """
-        (knots, seconds), rate = self._worth(step)
         more = len(step.places)
+        if not len(guesses):
+            return np.zeros(more)
+        (knots, seconds), rate = self._worth(step)
         rows = (read_one(knots, seconds, float(step.rows + each)) for each in (more, 0))
         net = self.estimate(step, guesses) - rate * (next(rows) - next(rows)) / more
         totals = np.zeros(more)

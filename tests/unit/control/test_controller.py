@@ -365,6 +365,7 @@ def test_reading_prompts_is_no_part_of_a_pass_and_is_paid_for_when_it_is_tried()
     for _ in range(20):
         step = controller.open(["a"], 801)
         controller.drafted(step, "model", 1, 0.1 + 8.0, reading=800)
+        controller.drafted(step, "model", 0, 0.0, reading=800)  # it was not run
     assert controller._pass_share["model"] == before
     controller.purse.seconds = 1.0
     step = controller.open(["a"], 1)
@@ -384,3 +385,4 @@ def test_guesses_that_will_be_left_out_are_worth_nothing_and_drawn_ones_cost_the
     assert controller.worth(step, drawn)[0] < 0
     good = Guesses.of([guessed(0.9)], partial(controller.kind, step))
     assert 0 < controller.worth(step, good)[0] < controller.estimate(step, good)[0]
+    assert controller.worth(controller.open([], 5), Guesses.none()).tolist() == []

@@ -109,13 +109,13 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
     def _context(self, requests: list[Any]) -> int:
         return sum(request.num_computed_tokens for request in requests)
 
-    def _asks(self, decoding: list[Any]) -> list[Ask]:
-        """Who wants guesses, and how many at most."""
+    def _asks(self, decoding: list[Any], said: int = 0) -> list[Ask]:
+        """Who wants guesses, and how many at most, after so many more tokens."""
         share = self._share(decoding)
         asks = []
         for request in decoding:
             wish = self._wishes(request)
-            room = min(share, self._room(request, wish))
+            room = min(share, self._room(request, wish, said))
             asks.append(Ask(_view(request), room, wish.drafter, _is_greedy(request), wish.adaptive))
         return asks
 
@@ -127,21 +127,18 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         """
         scheduled = output.num_scheduled_tokens
         requests = [self.requests[name] for name in scheduled]
-        asks = self._asks(requests)
+        asks = self._asks(requests, said=1)
         for request in requests:
             known = request.num_computed_tokens > scheduled[request.request_id] and self._draft_paused
             self._followed.setdefault(request.request_id, not known)
-        rooms = [
-            max(0, ask.room - 1) if _is_decoding(request) and self._may_draw(ask) else 0  # one is said now
-            for request, ask in zip(requests, asks, strict=True)
-        ]
+        rooms = [ask.room if self._may_draw(ask) else 0 for ask in asks]
         ahead = self.guesser.open(asks, rows=len(asks), context=self._context(requests))
         ahead.plain = False
         budgets = self.guesser.controller.allot(ahead, "model", np.array(rooms), step.num_reading)
         self._allotted = {ask.name: budget for ask, budget in zip(asks, budgets.tolist(), strict=True)}
         deepest = max(self._allotted.values(), default=0)
         self._followed.update((ask.name, deepest > 0 and self._may_draw(ask)) for ask in asks)
-        self._draft_paused = self._draft_paused or deepest == 0
+        self._draft_paused = self._draft_paused or (bool(asks) and deepest == 0)
         return deepest
 
     def _may_draw(self, ask: Ask) -> bool:
@@ -215,8 +212,8 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         return offers
 
     def _prefer_drawn(self, step: Step, decoding: list[Any], asks: list[Ask], offers: list[Offer]) -> None:
-        """Offer the draft model's guesses where they are worth more, or where they are asked for; none of
-        them is looked at.
+        """Offer the draft model's guesses where they are worth more, where there are no others that pay, and
+        where they are asked for; none of them is looked at.
         """
         drawn = [Offer(drawn=True) for _ in offers]
         for request, ask, offer in zip(decoding, asks, drawn, strict=True):
@@ -225,7 +222,8 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
                 offer.extend(request.spec_token_ids[:most], "model")
         theirs, ours = self.guesser.worth(step, drawn), self.guesser.worth(step, offers)
         for place, offer in enumerate(drawn):
-            if offer.tokens and (asks[place].drafter == "model" or theirs[place] > ours[place]):
+            better = theirs[place] > ours[place] or not ours[place]
+            if offer.tokens and (better or asks[place].drafter == "model"):
                 offers[place] = offer
                 self._drawn.add(asks[place].name)
 
@@ -265,12 +263,12 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
             return 0
         return max(0, int(self.max_num_scheduled_tokens) // max(1, len(decoding)) - 1)
 
-    def _room(self, request: Any, wishes: Wishes) -> int:
-        """How many guesses could still be said, as each step says one token more than were guessed, and
-        how many are wished for.
+    def _room(self, request: Any, wishes: Wishes, said: int) -> int:
+        """How many guesses could still be said after so many tokens, as each step says one token more than
+        were guessed, and how many are wished for.
         """
-        until_full: int = self.max_model_len - request.num_tokens
-        until_done: int = request.max_tokens - request.num_output_tokens
+        until_full: int = self.max_model_len - request.num_tokens - said
+        until_done: int = request.max_tokens - request.num_output_tokens - said
         most = self.guesser.most_guesses
         wished = most if wishes.max_draft is None else wishes.max_draft
         return max(0, min(until_full - 1, until_done - 1, wished, most))
