@@ -23,7 +23,7 @@ format:
 
 # Small tests share the cores among them, a thread for each; what runs real models and servers has all of them.
 test:
-	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit tests/integration --numprocesses auto --dist loadscope
+	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit tests/integration --numprocesses auto --dist worksteal
 	$(RUN)/pytest tests/e2e
 
 docs:
