@@ -47,16 +47,15 @@ MOST: Final = 16
 """Requests at a time, at most."""
 
 WAVES: Final = 2
-LEAST: Final = 6
-"""How many requests a run has for each that is under way at a time, and in all at least: what can be guessed
-is very different from text to text.
+"""How many requests a run has for each that is under way at a time."""
+
+ALONE: Final = 3
+"""One at a time, turns are short, and there are so many times as many: the machine is as fast for all ways of
+a turn only if that is soon over, and what can be guessed is very different from text to text.
 """
 
 LONGEST: Final = 900
 """Tokens of a prompt that is asked."""
-
-STEPS: Final = 32
-"""How many steps of plain decoding are enough."""
 
 WARM: Final = 16
 """How many requests of every text are asked before the first that counts."""
@@ -149,22 +148,15 @@ class Bench:
         self.controllers = {way: copy.deepcopy(controller) for way in self.ways}
 
     def run(self, way: str, asked: list[list[int]], params: SamplingParams, concurrency: int) -> list[Timed]:
-        """Ask for all of these, so many at a time, one way to decode; of plain decoding, whose speed does not
-        depend on what is said, some steps are enough.
-        """
+        """Ask for all of these, so many at a time, one way to decode."""
         self.scheduler.guesser.controller = self.controllers[way]
         engine, waiting = self.llm.llm_engine, list(asked)
-        names: list[str] = []
         params = params.clone()
         params.extra_args = self.ways[way]
         while waiting or engine.has_unfinished_requests():
             while waiting and engine.get_num_unfinished_requests() < concurrency:
-                names.append(f"{way} {len(names)}")
-                engine.add_request(names[-1], {"prompt_token_ids": waiting.pop(0)}, params)
+                engine.add_request(f"{way} {len(waiting)}", {"prompt_token_ids": waiting.pop(0)}, params)
             engine.step()
-            if way == PLAIN and len(self.scheduler.full(concurrency)) >= STEPS:
-                engine.abort_request(names)
-                waiting.clear()
         steps = self.scheduler.full(concurrency)
         self.scheduler._close()  # while its controller is there
         self.scheduler.notes.clear()
@@ -230,10 +222,10 @@ def measure(
             runs = []
             progress.update(task, description=f"{dtype}, {concurrency} at a time, {text}")
             ways = ways_of(text, concurrency, bench)
-            for turn in range(-1, turns):
+            num = WAVES * concurrency
+            for turn in range(-1, turns * (ALONE if concurrency == 1 else 1)):
                 ways = ways[1:] + ways[:1]
                 for way in ways if turn >= 0 else [OURS]:  # the others have nothing to learn
-                    num = max(WAVES * concurrency, LEAST)
                     asked = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
                     steps = bench.run(way, asked, params, concurrency)
                     if turn >= 0:
