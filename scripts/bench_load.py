@@ -306,9 +306,10 @@ def main(
             if record is not None:
                 kept = {"facts": facts, "lines": lines, "runs": values(runs)}
                 record.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-    show(lines_of(runs))
+    lines = lines_of(runs)
+    show(lines)
     if figure is not None:
-        draw_load(lines_of(runs), figure)
+        draw_load(lines, figure)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,11 @@ ForerunError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

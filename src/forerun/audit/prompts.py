@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from forerun.drafters.documents import numbered_lines
+from forerun.drafters.documents import asked_in, numbered_lines
 from forerun.errors import UnreadablePrompts
 from forerun.servers.endpoint import Prompt
 
@@ -43,7 +43,7 @@ def _read_line(file: Path, number: int, line: str) -> Prompt:
         return Prompt(line)
     try:
         row = json.loads(line)
-        given = row["turns"][0] if "turns" in row else row["prompt" if "prompt" in row else "text"]
+        given = asked_in(row)
         if isinstance(given, str):
             return Prompt(given)
         if not all(type(token) is int and token >= 0 for token in given):

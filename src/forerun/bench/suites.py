@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.drafters.documents import numbered_lines
+from forerun.drafters.documents import asked_in, numbered_lines
 from forerun.errors import UnreadablePrompts
 
 CODE_EDITING: Final = "code-editing"
@@ -115,7 +115,7 @@ def _line(file: Path, number: int, line: str) -> Question:
         return Question(str(number), file.stem, line)
     try:
         row = json.loads(line)
-        text = row["turns"][0] if "turns" in row else row["prompt" if "prompt" in row else "text"]
+        text = asked_in(row)
         category = str(row.get("category", row.get("cat", file.stem)))
         if not isinstance(text, str) or not text.strip():
             raise TypeError("a question is a text that is not empty")

@@ -266,8 +266,8 @@ class Controller:
         if not len(guesses):
             return np.zeros(more)
         (knots, seconds), rate = self._worth(step)
-        rows = (read_one(knots, seconds, float(step.rows + each)) for each in (more, 0))
-        net = self.estimate(step, guesses) - rate * (next(rows) - next(rows)) / more
+        now, wider = (read_one(knots, seconds, float(step.rows + each)) for each in (0, more))
+        net = self.estimate(step, guesses) - rate * (wider - now) / more
         totals = np.zeros(more)
         np.add.at(totals, guesses.owners, np.where(guesses.fixed, net, np.maximum(net, 0.0)))
         return totals

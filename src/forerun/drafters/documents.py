@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,6 +90,13 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line
+
+
+def asked_in(row: dict[str, Any]) -> Any:
+    """What a line of a file of prompts asks: its `prompt`, the first of its `turns`, or its `text`."""
+    if "prompt" in row:
+        return row["prompt"]
+    return row["turns"][0] if "turns" in row else row["text"]
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -220,6 +220,8 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
             if ask.drafter in {None, "model"}:
                 most = min(ask.room, self._allotted.get(ask.name, 0))
                 offer.extend(request.spec_token_ids[:most], "model")
+        if not any(offer.tokens for offer in drawn):
+            return
         theirs, ours = self.guesser.worth(step, drawn), self.guesser.worth(step, offers)
         for place, offer in enumerate(drawn):
             better = theirs[place] > ours[place] or not ours[place]
