@@ -21,10 +21,11 @@ format:
 	$(RUN)/ruff format .
 	$(RUN)/ruff check --fix .
 
-# Small tests share the cores among them, a thread for each; what runs real models and servers has all of them.
+# Tests share the cores among them, a thread for each. Those with real engines go file by file, two at a time:
+# an engine takes some gigabytes.
 test:
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit tests/integration --numprocesses auto --dist worksteal
-	$(RUN)/pytest tests/e2e
+	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile
 
 docs:
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir site

@@ -74,6 +74,7 @@ def said_by(models: tuple[Path, Path], options: dict[str, Any], folder: Path) ->
     return ask(program, models[0], json.dumps(options), **RANKS)
 
 
+@pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("draft", [False, True], ids=["looked up", "drawn"])
 def test_ranks_agree_on_every_token(models: tuple[Path, Path], draft: bool, tmp_path: Path) -> None:
     config = SpeculationConfig(draft_model=str(models[1]) if draft else None, adaptive=False, max_draft=8)

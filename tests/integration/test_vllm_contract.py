@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("vllm", reason="needs the extra `vllm`")
@@ -39,3 +41,12 @@ def test_a_name_that_is_gone_or_changed_is_refused(
     monkeypatch.setitem(getattr(contract, table), path, names)
     with pytest.raises(UnsupportedEngine, match=message):
         contract.check()
+
+
+def test_pipelines_are_refused() -> None:
+    one, two = (
+        SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=num)) for num in (1, 2)
+    )
+    contract.check_config(one)
+    with pytest.raises(UnsupportedEngine, match=r"2 pipeline stages .* use --tensor-parallel-size"):
+        contract.check_config(two)

