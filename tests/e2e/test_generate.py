@@ -99,6 +99,7 @@ def test_many_prompts_and_json(smollm2: Path, tmp_path: Path) -> None:
         (["MODEL", "-p", "x", "--drafter", "nobody"], "no drafter is called 'nobody'"),
         (["MODEL", "-p", "x", "--temperature", "-1"], "temperature is -1"),
         (["MODEL", "-p", "x", "--dtype", "float7"], "no precision is called 'float7'"),
+        (["MODEL", "-p", "x", "--device", "abacus"], "there is no device 'abacus' here"),
         (["MODEL", "-p", ""], "the prompt is empty"),
     ],
 )

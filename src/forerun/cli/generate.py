@@ -52,6 +52,9 @@ def generate(
     dtype: Annotated[
         str | None, typer.Option(help="bfloat16, float16 or float32; the model's own if left out.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one, if left out.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=256, help="Prompts that are answered together.")] = 16,
     max_draft: Annotated[int | None, typer.Option(min=0, help="The most guesses a pass; 0 is none.")] = None,
     chain: Annotated[bool, typer.Option("--chain", help="Guess chains instead of trees.")] = False,
@@ -80,6 +83,7 @@ def generate(
             drafter or "auto",
             share_outputs,
             dtype=dtype,
+            device=device,
             max_batch=1 if show else batch,
             tree=not chain,
         )

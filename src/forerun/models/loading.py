@@ -9,10 +9,23 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from forerun.errors import UnreadableModel
+from forerun.errors import ConfigurationError, UnreadableModel
 
 
-def load_model(model: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> Any:
+def device_of(name: str | None) -> torch.device:
+    """A device by its name; a GPU if there is one, unless told otherwise."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigurationError(f"there is no device {name!r} here; cpu is always there") from error
+    return torch.device(name)
+
+
+def load_model(
+    model: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Any:
     """A causal language model of transformers, ready to run; in its own precision unless told otherwise."""
     logging.disable_progress_bar()  # commands show their own
     try:

@@ -18,7 +18,7 @@ from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Request, Result, Update
 from forerun.engines.local.trace import Trace
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
-from forerun.models.loading import ends_of, load_model, load_tokenizer
+from forerun.models.loading import device_of, ends_of, load_model, load_tokenizer
 from forerun.models.runner import Runner
 from forerun.models.text import Prompt, demand_same_tokens, encode
 from forerun.types import Drafter, SamplingParams
@@ -37,24 +37,26 @@ class LLM:
     """A model that stays loaded.
 
     `model` is a directory, a name, or a model of transformers (which comes with its `tokenizer`, if text is
-    wanted). Memory for `max_batch` texts of `max_length` tokens is set aside. With `tree` off, guesses are
-    chains. Everything else about guessing is in `config`.
+    wanted). By name, it is loaded onto `device`: a GPU if there is one, unless told otherwise. Memory for
+    `max_batch` texts of `max_length` tokens is set aside. With `tree` off, guesses are chains. Everything
+    else about guessing is in `config`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what people may set, by name)
         self,
         model: str | Path | Any,
         drafter: Who = "auto",
         *,
         tokenizer: Any = None,
         dtype: str | torch.dtype | None = None,
+        device: str | None = None,
         max_batch: int = 16,
         max_length: int | None = None,
         tree: bool = True,
         config: SpeculationConfig | None = None,
     ) -> None:
         by_name = isinstance(model, str | Path)
-        target: Any = load_model(model, _dtype(dtype)) if by_name else model
+        target: Any = load_model(model, _dtype(dtype), device_of(device)) if by_name else model
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
         runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
         config, given, usual = _named(drafter, config or SpeculationConfig())
@@ -64,7 +66,7 @@ class LLM:
                 name: warm(each) for name, each in given.items()
             }
         if config.max_draft and config.draft_model is not None:
-            drafters["model"] = self._draft_model(config.draft_model, runner, target.dtype, tree)
+            drafters["model"] = self._draft_model(config.draft_model, runner, tree)
         self.engine = Engine(
             runner,
             drafters,
@@ -75,13 +77,12 @@ class LLM:
         )
         self._ids = count()
 
-    def _draft_model(self, path: str, target: Runner, dtype: torch.dtype, tree: bool) -> Drafter:
-        """A drafter that runs a smaller model, with as many slots as the target."""
+    def _draft_model(self, path: str, target: Runner, tree: bool) -> Drafter:
+        """A drafter that runs a smaller model where the target is, with as many slots."""
         if self.tokenizer is not None:
             demand_same_tokens(self.tokenizer, load_tokenizer(path))
-        draft = Runner(
-            load_model(path, dtype), num_slots=target.cache.num_slots, max_length=target.max_length
-        )
+        model = load_model(path, target.model.dtype, target.model.device)
+        draft = Runner(model, num_slots=target.cache.num_slots, max_length=target.max_length)
         return ModelDrafter(draft, target.vocab_size, branches=BRANCHES if tree else 1)
 
     @overload
@@ -170,11 +171,13 @@ def generate(
     drafter: Who = "auto",
     *,
     dtype: str | torch.dtype | None = None,
+    device: str | None = None,
     tokenizer: Any = None,
     **settings: Any,
 ) -> Result | list[Result]:
     """Load a model, answer prompts, and let it go; `LLM` keeps it. Settings are those of `LLM.generate`."""
-    return LLM(model, drafter, dtype=dtype, tokenizer=tokenizer).generate(prompts, **settings)
+    llm = LLM(model, drafter, dtype=dtype, device=device, tokenizer=tokenizer)
+    return llm.generate(prompts, **settings)
 
 
 def _named(
