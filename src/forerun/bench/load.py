@@ -4,6 +4,9 @@ A run is one way to decode, in one cell (a text, a temperature, so many requests
 take turns, so each is compared with the plain run of its own turn. Beside that stands a ratio without noise:
 steps are counted by their rows, and every row count costs what such steps cost everywhere; what forerun
 itself takes is measured apart and counts for every way but plain decoding, which is vLLM as it is.
+
+Requests are counted whole: every step has the weight of those in it that count, over all that are under way.
+Steps within a stretch of time would favour texts that are soon over, of which more fit.
 """
 
 from __future__ import annotations
@@ -30,18 +33,18 @@ FAINT: Final = 0.1
 """How much it counts that no turn differs from others, in deviations of one step."""
 
 
-Timed = tuple[int, int, float, float]
-"""A step: its rows, tokens, seconds, and those of them that are ours."""
+Timed = tuple[int, float, int, float, float]
+"""A step: its rows, the share of its requests that count, their tokens, its seconds, and what is ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a run with so many rows: how many, the tokens said, the seconds, all and in the middle,
-    and what of these is ours: deciding, guessing, hearing.
+    """The steps of a run with so many rows, by their weights: how many, the tokens said, the seconds; and of
+    a step, the seconds in the middle, and what is ours of them on the average: deciding, guessing, hearing.
     """
 
     rows: int
-    num: int
+    num: float
     said: int
     seconds: float
     median: float
@@ -66,9 +69,11 @@ class Run:
             by_rows.setdefault(step[0], []).append(step)
         found = []
         for rows, some in sorted(by_rows.items()):
-            _, said, seconds, own = zip(*some, strict=True)
-            middle = (round(float(np.median(each)), 6) for each in (seconds, own))
-            found.append(Steps(rows, len(some), sum(said), round(sum(seconds), 6), *middle))
+            _, shares, said, seconds, own = zip(*some, strict=True)
+            all_seconds, middle = float(np.dot(shares, seconds)), float(np.median(seconds))
+            ours = float(np.average(own, weights=shares))
+            times = (round(each, 6) for each in (all_seconds, middle, ours))
+            found.append(Steps(rows, sum(shares), sum(said), *times))
         return cls(*name, tuple(found))
 
     @property
@@ -78,8 +83,14 @@ class Run:
 
     @property
     def speed(self) -> float:
-        """Tokens per second."""
-        return self.said / sum(each.seconds for each in self.steps)
+        """Tokens per second; plain decoding has no time of ours in it."""
+        plain = self.way == PLAIN
+        return self.said / sum(each.seconds - plain * each.num * each.own for each in self.steps)
+
+    @property
+    def num_steps(self) -> float:
+        """How many steps it is made of."""
+        return sum(each.num for each in self.steps)
 
     def seconds_by(self, curve: Curve) -> float:
         """How long the run takes if every step costs what the curve says, and what we take."""
@@ -167,7 +178,7 @@ def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
     """One cell."""
     ways = {way: [run for run in runs if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
     dtype, text, concurrency = runs[0].cell.split(" | ")
-    steps = sum(each.num for run in ways[OURS] for each in run.steps)
+    steps = {way: round(sum(run.num_steps for run in ways[way])) for way in (OURS, PLAIN)}
     ratios = {way: compare(some, ways[PLAIN], curve) for way, some in ways.items() if way != PLAIN}
     line: dict[str, Any] = {
         "dtype": dtype,
@@ -175,7 +186,10 @@ def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
         "concurrency": int(concurrency),
         "over_plain": asdict(ratios[OURS]),
         "holds": ratios[OURS].holds,
-        "tokens_per_step": sum(run.said for run in ways[OURS]) / steps / int(concurrency),
+        "tokens_per_step": sum(run.said for run in ways[OURS])
+        / sum(run.num_steps for run in ways[OURS])
+        / int(concurrency),
+        "steps": steps,
     }
     fixed = {way: asdict(ratio) for way, ratio in ratios.items() if way != OURS}
     if fixed:

@@ -128,11 +128,18 @@ class Runner:
         slot = self.take()
         try:
             rows = min(num_rows, self.max_length)
+            self._wait()
             began = time.perf_counter()
             self.read([Rows(slot, np.ones(rows, dtype=np.int64), num_logits=rows)])
+            self._wait()
             return time.perf_counter() - began
         finally:
             self.release(slot)
+
+    def _wait(self) -> None:
+        """Until the device has done what it was told."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
 
     def _pass(self, texts: Sequence[Rows]) -> torch.Tensor:
         """One run of the model."""

@@ -102,15 +102,17 @@ class Measured:
     num: int
 
 
-def measure(server: Endpoint, asked: Asked, wishes: Mapping[str, Any], watch: Watch) -> Measured:
-    """Ask everything both ways, in turn."""
+def measure(
+    server: Endpoint, asked: Asked, wishes: Mapping[str, Any], watch: Watch, salt: str = "guessed"
+) -> Measured:
+    """Ask everything both ways, in turn; earlier answers are those under the same salt."""
     pairs = []
+    guessed = {"cache_salt": salt} | ({"vllm_xargs": dict(wishes)} if wishes else {})
     for number, question in enumerate(asked.questions):
         watch(f"a real run, {number + 1} of {len(asked.questions)}")
-        ways: list[Mapping[str, Any]] = [OFF, {"vllm_xargs": dict(wishes)} if wishes else {}]
         said = [
             server.chat(question.text, asked.sampling(number), asked.num_tokens, way)
-            for way in (ways if number % 2 else ways[::-1])
+            for way in ((OFF, guessed) if number % 2 else (guessed, OFF))
         ]
         pairs.append(said if number % 2 else said[::-1])
     timed = [

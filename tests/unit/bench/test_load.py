@@ -25,6 +25,7 @@ def runs(
     own: float = 0.0,
     cell: str = "float32 | chat | 4",
     level: float = 1.0,
+    share: float = 1.0,
 ) -> list[Run]:
     """Turns of steps with these rows, each of which says so many tokens; every turn has a mood."""
     random = np.random.default_rng(len(way))
@@ -33,7 +34,13 @@ def runs(
         Run.of(
             ("float32, greedy", cell, way, turn),
             [
-                (num, said, own + seconds(num) * mood * level * float(np.exp(random.normal(0, noise))), own)
+                (
+                    num,
+                    share,
+                    round(said * share),
+                    own + seconds(num) * mood * level * float(np.exp(random.normal(0, noise))),
+                    own,
+                )
                 for num in rows
             ],
         )
@@ -83,6 +90,22 @@ def test_what_we_take_ourselves_counts_without_noise_too() -> None:
     assert compare(ours, plain, fitted([*plain, *ours])).without_noise == pytest.approx(1 / 1.05, rel=0.01)
 
 
+def test_plain_decoding_does_not_pay_for_what_is_ours() -> None:
+    lean, fat = (runs(PLAIN, [4] * 60, 4, own=own) for own in (0.0, 0.01))
+    assert [run.speed for run in fat] == pytest.approx([run.speed for run in lean], rel=1e-4)
+
+
+def test_requests_that_only_keep_the_load_up_do_not_count() -> None:
+    """Half of those under way count: half the tokens, and half the time."""
+    whole, half = (runs(OURS, [8] * 60, 8, share=share) for share in (1.0, 0.5))
+    assert [run.said * 2 for run in half] == [run.said for run in whole]
+    assert [run.speed for run in half] == pytest.approx([run.speed for run in whole], rel=1e-4)
+    plain = runs(PLAIN, [4] * 60, 4)
+    curve = fitted([*plain, *whole])
+    noiseless = [compare(some, plain, curve).without_noise for some in (whole, half)]
+    assert noiseless[0] == pytest.approx(noiseless[1])
+
+
 def test_the_curve_never_falls() -> None:
     plain = runs(PLAIN, [4] * 40 + [5], 4, noise=0.4)
     curve = fitted(plain)
@@ -99,4 +122,5 @@ def test_lines_are_made_from_what_was_kept_alone() -> None:
     assert line["holds"]
     assert line["over_best"]["without_noise"] == pytest.approx(seconds(12) / seconds(8), rel=0.02)
     assert line["tokens_per_step"] == 7 / 4
+    assert line["steps"] == {OURS: 60 * TURNS, PLAIN: 60 * TURNS}
     assert markdown([line]).splitlines()[2].startswith("| float32 | chat | 4 | 1.")

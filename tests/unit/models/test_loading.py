@@ -37,3 +37,8 @@ def test_the_draft_model_is_put_where_the_target_is(tiny_llama: Any, monkeypatch
     monkeypatch.setattr(local, "load_model", load)
     LLM(tiny_llama, "model:small", max_batch=1, max_length=64)
     assert asked == [("small", torch.float32, tiny_llama.device)]
+
+
+def test_a_model_that_is_handed_over_stays_where_it_is(tiny_llama: Any) -> None:
+    with pytest.raises(ConfigurationError, match="stays where it is"):
+        LLM(tiny_llama, "none", device="cpu", max_batch=1, max_length=64)

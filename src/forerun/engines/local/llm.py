@@ -56,6 +56,10 @@ class LLM:
         config: SpeculationConfig | None = None,
     ) -> None:
         by_name = isinstance(model, str | Path)
+        if device is not None and not by_name:
+            raise ConfigurationError(
+                "device is for a model by name: one that is handed over stays where it is"
+            )
         target: Any = load_model(model, _dtype(dtype), device_of(device)) if by_name else model
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
         runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
