@@ -35,6 +35,8 @@ LOOKED_UP = "prompt lookup"
 LOOKUP = 10
 """Tokens that transformers' prompt lookup guesses, as in its documentation."""
 
+THREADS = 2
+
 OFF = 1
 """Prompts of each category that are also asked without guesses."""
 
@@ -226,17 +228,17 @@ def main(
     prompts: Annotated[int, typer.Option(help="The most prompts of each category.")] = 12,
     tokens: Annotated[int, typer.Option(help="The most tokens of each answer.")] = 256,
     drawn: Annotated[int, typer.Option(help="The most prompts at temperature 1.")] = 4,
-    threads: int = 2,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     record: Record = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure, on a machine that does nothing else: half a minute for each prompt of each category."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(THREADS)
     by_category: dict[str, list[list[int]]] = defaultdict(list)
     for each in read_transcripts(transcripts):
         by_category[each.category].append(each.prompt.tolist())
-    llm = LLM(model, dtype="bfloat16", max_length=4096)
-    plain = load_model(model, torch.bfloat16, llm.engine.target.model.device)
+    llm = LLM(model, dtype=dtype, max_length=4096)
+    plain = load_model(model, llm.engine.target.model.dtype, llm.engine.target.model.device)
     ends = sorted(llm.engine.ends)
     lines: list[dict[str, Any]] = []
     with Console(stderr=True).status("") as status:
@@ -247,7 +249,8 @@ def main(
         everything = [prompt for each in by_category.values() for prompt in each[:3]]
         lines += [own_time(llm, everything, batch) for batch in (1, 1, 16, 16)][1::2]
     asked = f"--transcripts {transcripts.name} --prompts {prompts} --tokens {tokens} --drawn {drawn}"
-    facts = provenance(f'make bench-local ARGS="{asked}"', ["torch", "transformers", "numba"], threads)
+    asked += f" --dtype {dtype}"
+    facts = provenance(f'make bench-local ARGS="{asked}"', ["torch", "transformers", "numba"], THREADS)
     finish(lines, facts, show, record, as_json)
 
 
