@@ -132,6 +132,22 @@ def test_the_readme_and_the_notes_quote_the_record_of_the_local_engine() -> None
             assert f"{line['share']:.1%}".replace("%", " %") in notes
 
 
+def test_the_notes_quote_the_record_of_the_local_engine_where_guesses_cost() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "bench-local-float32.json").read_text())
+    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+    timed = [line for line in record["lines"] if "over_plain" in line]
+    assert len(timed) == 14
+    greedy = [line for line in timed if not line["temperature"]]
+    assert sum(line["same_words"] for line in greedy) == sum(line["prompts"] for line in greedy) == 28
+    for line in timed:
+        beside = "" if line["temperature"] else f" ({line['tokens_per_pass']:.2f})"
+        assert f"| {line['over_plain']:.2f}{beside} |" in notes
+    for key, told in (("over_plain", "| {:.2f} |"), ("over_lookup", "That is {:.2f} over prompt lookup")):
+        assert told.format(statistics.geometric_mean(line[key] for line in greedy)) in notes
+    shares = [f"{line['share']:.1%}".replace("%", " %") for line in record["lines"] if "share" in line]
+    assert f"{shares[0]} of a step at batch 1 and {shares[1]} at batch 16" in notes
+
+
 def test_the_figures_of_simulations_are_the_recorded_ones() -> None:
     record = json.loads((ROOT / "docs" / "records" / "simulate.json").read_text())
     document = (ROOT / "docs" / "scaling.md").read_text()
