@@ -17,6 +17,8 @@ from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, pr
 from forerun.audit.exact.mutants import MUTANTS
 from forerun.audit.exact.registry import Kind
 from forerun.audit.words import number
+from forerun.bench.load import NEAR, lines_of, runs_of
+from forerun.bench.load import markdown as load_table
 from forerun.simulate.table import markdown as simulations
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +175,16 @@ def test_the_figures_of_simulations_are_the_recorded_ones() -> None:
     assert least["stationary"] >= 0.97
     assert least["mixed"] >= 1.05
     assert spent <= 0.01
+
+
+def test_the_figures_under_load_are_the_recorded_ones() -> None:
+    record = json.loads((ROOT / "docs" / "records" / "bench-load.json").read_text())
+    lines = lines_of(runs_of(record["runs"]))
+    assert load_table(lines) in (ROOT / "docs" / "control.md").read_text()
+    assert len(lines) == len(record["facts"])
+    for line in lines:
+        assert line["holds"], line
+        assert "over_best" not in line or line["over_best"]["without_noise"] >= NEAR, line
 
 
 def test_no_document_names_a_place_on_somebodys_machine() -> None:
