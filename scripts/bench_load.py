@@ -22,10 +22,10 @@ from itertools import chain, count, cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from forerun.engines.vllm.launch import engine_arguments, openmp
+from forerun.engines.vllm.launch import engine_arguments, preloaded
 
-if (library := openmp()) and "LD_PRELOAD" not in os.environ:  # as servers of ours have it
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "LD_PRELOAD": str(library)})  # noqa: S606
+if (preload := preloaded()) and "LD_PRELOAD" not in os.environ:  # as servers of ours have it
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **preload})  # noqa: S606
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler has to be within reach
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # curves that are learnt here are nobody else's

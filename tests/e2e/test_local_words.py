@@ -88,7 +88,7 @@ def plain(model: Any, prompts: list[list[int]]) -> list[list[int]]:
 def llm(smollm2: Path, drafter: str, *, tree: bool, batch: int) -> LLM:
     """An LLM that guesses whatever it can, whether it pays on this machine today or not."""
     named = drafter.replace("model", f"model:{SHARED / 'draft-smollm2'}")
-    config = SpeculationConfig(adaptive=False, max_draft=16 if FULL and "model" not in drafter else 8)
+    config = SpeculationConfig(adaptive=False, max_draft=16 if FULL else 8)
     how: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_length": 4096}  # as plain generate here
     return LLM(smollm2, named, tree=tree, max_batch=batch, config=config, **how)
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.engines.vllm.launch import openmp
+from forerun.engines.vllm.launch import preloaded
 from forerun.errors import ConfigurationError, did_you_mean
 from forerun.servers.processes import Server, forerun_command, started, vllm_command
 
@@ -119,9 +119,7 @@ def _start(model: Model | None, name: str) -> Contestant:
 def quiet() -> dict[str, str]:
     """The environment of every server that we start: little memory for each, and no look at the network."""
     space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-    environment = {"VLLM_CPU_KVCACHE_SPACE": space, "HF_HUB_OFFLINE": "1"}
-    library = openmp()
-    return environment | ({"LD_PRELOAD": str(library)} if library else {})
+    return {"VLLM_CPU_KVCACHE_SPACE": space, "HF_HUB_OFFLINE": "1", **preloaded()}
 
 
 def flags_of(model: Model) -> list[str]:

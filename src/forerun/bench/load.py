@@ -178,7 +178,7 @@ def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
     """One cell."""
     ways = {way: [run for run in runs if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
     dtype, text, concurrency = runs[0].cell.split(" | ")
-    steps = {way: round(sum(run.num_steps for run in ways[way])) for way in (OURS, PLAIN)}
+    steps = {way: sum(run.num_steps for run in ways[way]) for way in (OURS, PLAIN)}
     ratios = {way: compare(some, ways[PLAIN], curve) for way, some in ways.items() if way != PLAIN}
     line: dict[str, Any] = {
         "dtype": dtype,
@@ -186,10 +186,8 @@ def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
         "concurrency": int(concurrency),
         "over_plain": asdict(ratios[OURS]),
         "holds": ratios[OURS].holds,
-        "tokens_per_step": sum(run.said for run in ways[OURS])
-        / sum(run.num_steps for run in ways[OURS])
-        / int(concurrency),
-        "steps": steps,
+        "tokens_per_step": sum(run.said for run in ways[OURS]) / steps[OURS] / int(concurrency),
+        "steps": {way: round(num) for way, num in steps.items()},
     }
     fixed = {way: asdict(ratio) for way, ratio in ratios.items() if way != OURS}
     if fixed:

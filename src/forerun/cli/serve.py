@@ -77,12 +77,10 @@ def _environment() -> dict[str, str]:
     on CPUs, if it is there and nothing else is.
     """
     from forerun.engines.vllm.counters import INSTANCE
-    from forerun.engines.vllm.launch import openmp
+    from forerun.engines.vllm.launch import preloaded
 
-    library = openmp()
-    preload = {"LD_PRELOAD": str(library)} if library else {}
     ours = {INSTANCE: uuid4().hex, "VLLM_USE_V2_MODEL_RUNNER": "0"}
-    return {**preload, **os.environ, **ours}
+    return {**preloaded(), **os.environ, **ours}
 
 
 def _demand_vllm() -> None:

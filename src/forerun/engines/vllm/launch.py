@@ -60,6 +60,12 @@ def openmp() -> Path | None:
     return library if library.exists() else None
 
 
+def preloaded() -> dict[str, str]:
+    """What the environment of a vLLM on a CPU says to have that library loaded first."""
+    library = openmp()
+    return {"LD_PRELOAD": str(library)} if library else {}
+
+
 def settings_of(vllm_config: Any) -> SpeculationConfig:
     """Our configuration, as it came with vLLM's."""
     return SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
