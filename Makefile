@@ -60,7 +60,7 @@ bench-serving:
 bench-tune:
 	@$(RUN)/python scripts/bench_tune.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# The README's table from the record; ARGS=--check fails where it is stale.
+# The documents' tables of speeds from the record; ARGS=--check fails where one is stale.
 readme:
 	@$(RUN)/python scripts/readme.py $(ARGS)
 

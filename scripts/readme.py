@@ -1,4 +1,4 @@
-"""Make the README's table of speeds again from the record, or fail if it is not what the record says.
+"""Make the tables of speeds in the documents again from the record, or fail where one is not what it says.
 
 make readme
 make readme ARGS=--check
@@ -7,14 +7,15 @@ make readme ARGS=--check
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from forerun.bench.record import Record
-from forerun.bench.report import markdown
-from forerun.bench.summary import summarise
+from forerun.bench.report import losses, markdown
+from forerun.bench.summary import Result, summarise
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- from the record: begin -->", "<!-- from the record: end -->"
@@ -28,19 +29,32 @@ def renewed(text: str, table: str) -> str:
     return between.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text)
 
 
+def everything(results: Sequence[Result]) -> str:
+    """All tables, and who is faster than forerun."""
+    faster = "\n".join(f"- {each}" for each in losses(results)) or "- Nowhere in this record."
+    return f"{markdown(results)}\n\nWhere forerun is not the fastest:\n\n{faster}"
+
+
 def main(
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if it is stale.")] = False,
-    readme: Path = ROOT / "README.md",
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if one is stale.")] = False,
+    readme: Annotated[Path, typer.Option(help="Gets the table of greedy answers, one at a time.")] = (
+        ROOT / "README.md"
+    ),
+    page: Annotated[Path, typer.Option(help="Gets everything.")] = ROOT / "docs" / "benchmarks.md",
     record: Path = ROOT / "docs" / "records" / "bench.jsonl",
 ) -> None:
-    """Bring the table up to date."""
-    text = readme.read_text(encoding="utf-8")
-    fresh = renewed(text, markdown([each for each in summarise(Record.read(record)) if each.width == 1]))
-    if not check:
-        readme.write_text(fresh, encoding="utf-8")
-    elif fresh != text:
-        typer.echo(f"the table of {readme.name} is not what {record.name} says: run `make readme`", err=True)
-        raise typer.Exit(1)
+    """Bring the tables up to date."""
+    results = summarise(Record.read(record))
+    first = [each for each in results if each.width == 1 and not each.temperature]
+    for document, table in ((readme, markdown(first)), (page, everything(results))):
+        text = document.read_text(encoding="utf-8")
+        fresh = renewed(text, table)
+        if not check:
+            document.write_text(fresh, encoding="utf-8")
+        elif fresh != text:
+            told = f"the table of {document.name} is not what {record.name} says: run `make readme`"
+            typer.echo(told, err=True)
+            raise typer.Exit(1)
 
 
 if __name__ == "__main__":

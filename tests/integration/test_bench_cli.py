@@ -141,26 +141,33 @@ def test_mistakes_are_told_in_a_line(words: tuple[str, ...], told: str, tmp_path
     assert "Traceback" not in found.stderr
 
 
-def test_a_stale_readme_is_found_out(questions: Path, servers: ExitStack, tmp_path: Path) -> None:
-    record, readme = tmp_path / "bench.jsonl", tmp_path / "README.md"
+def test_a_stale_table_is_found_out(questions: Path, servers: ExitStack, tmp_path: Path) -> None:
+    record, readme, page = (tmp_path / name for name in ("bench.jsonl", "README.md", "page.md"))
     race(questions, servers, record, plain=Talker(), forerun=Talker(piece=3))
     script = Path(__file__).parents[2] / "scripts" / "readme.py"
 
     def make(*flags: str) -> subprocess.CompletedProcess[str]:
-        words: list[str | Path] = [sys.executable, script, "--readme", readme, "--record", record, *flags]
+        where: list[str | Path] = ["--readme", readme, "--page", page, "--record", record]
+        words = [sys.executable, script, *where, *flags]
         return subprocess.run(words, capture_output=True, text=True, check=False)
 
-    readme.write_text(
-        "# A project\n\n<!-- from the record: begin --><!-- from the record: end -->\n\nMore.\n"
-    )
+    for document in (readme, page):
+        document.write_text(
+            "# A project\n\n<!-- from the record: begin --><!-- from the record: end -->\n\nMore.\n"
+        )
     assert make("--check").returncode == 1
     assert make().returncode == 0
-    assert "| **forerun** |" in readme.read_text()
-    assert readme.read_text().endswith("More.\n")
+    assert "Where forerun is not the fastest" in page.read_text()
     assert make("--check").returncode == 0
-    stale = re.sub(r"\d\.\d\d", "9.99", readme.read_text(), count=1)
-    readme.write_text(stale)
-    told = make("--check")
-    assert told.returncode == 1
-    assert "run `make readme`" in told.stderr
-    assert readme.read_text() == stale
+    for document in (readme, page):
+        fresh = document.read_text()
+        assert "| **forerun** |" in fresh
+        assert fresh.endswith("More.\n")
+        stale = re.sub(r"\d\.\d\d", "9.99", fresh, count=1)
+        document.write_text(stale)
+        told = make("--check")
+        assert told.returncode == 1
+        assert f"the table of {document.name} is not what" in told.stderr
+        assert "run `make readme`" in told.stderr
+        assert document.read_text() == stale
+        document.write_text(fresh)

@@ -25,6 +25,8 @@ VLLM: Final = "vllm"
 TRANSFORMERS: Final = "transformers"
 LLAMA: Final = "llama.cpp"
 FORERUN: Final = "forerun"
+FORERUN_DRAFT: Final = "forerun-draft"
+OURS: Final = (FORERUN, FORERUN_DRAFT)
 
 GUESSES: Final = 4
 """What others guess: vLLM's examples do so for n-grams and draft models, llama-cpp-python's for lookup."""
@@ -67,12 +69,15 @@ class Contestant:
         }
 
     def start(self, log: Path) -> AbstractContextManager[Server]:
-        """Start it; it answers once this is entered."""
-        return started(self.command, log, environment=quiet())
+        """Start it, with all cores; it answers once this is entered."""
+        return started(self.command, log, environment=quiet() | ALL_CORES)
 
 
 STEP_BY_STEP: Final = ("--per-request-spec-decode-metrics", "detailed")
 """So that a vLLM tells, for every step, how many guesses were checked and how many stood."""
+
+ALL_CORES: Final = {"VLLM_CPU_NUM_OF_RESERVED_CPU": os.environ.get("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")}
+"""On CPUs vLLM keeps a core free for its scheduler, which is half of two; nobody else does."""
 
 _FOLDERS: Final = re.compile(r"(?:/[\w.@-]+)+/")
 
@@ -166,7 +171,7 @@ def _forerun(model: Model) -> list[str]:
 
 
 def _forerun_draft(model: Model) -> list[str]:
-    draft = str(model.demand_draft("forerun-draft"))
+    draft = str(model.demand_draft(FORERUN_DRAFT))
     return forerun_command(model.path, "--draft-model", draft, *flags_of(model), *STEP_BY_STEP)
 
 
@@ -198,7 +203,7 @@ def _llama(model: Model, *flags: str) -> list[str]:
 
 _COMMANDS: Final[dict[str, tuple[str, Command]]] = {
     FORERUN: (VLLM, _forerun),
-    "forerun-draft": (VLLM, _forerun_draft),
+    FORERUN_DRAFT: (VLLM, _forerun_draft),
     VLLM: (VLLM, _vllm),
     "vllm-ngram": (VLLM, _ngram),
     "vllm-draft": (VLLM, _draft),

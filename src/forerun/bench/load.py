@@ -32,6 +32,11 @@ NEAR: Final = 0.97
 FAINT: Final = 0.1
 """How much it counts that no turn differs from others, in deviations of one step."""
 
+DISTURBED: Final = 0.1
+"""By what share steps may differ from what such steps cost before they count less."""
+
+ROUNDS: Final = 20
+"""How often it is weighed anew what was disturbed."""
 
 Timed = tuple[int, float, int, float, float]
 """A step: its rows, the share of its requests that count, their tokens, its seconds, and what is ours."""
@@ -114,20 +119,25 @@ def fitted(runs: Sequence[Run]) -> Curve:
     """What steps cost by their rows, without what is ours, over all runs of a family.
 
     Machines have moods, and texts have lengths: every turn of a cell has a factor of its own. Factors and
-    curve are found together by weighted least squares of logarithms; then the curve is made to rise.
+    curve are found together by weighted least squares of logarithms, in which what was disturbed half-way
+    through a turn counts less, as Huber has it; then the curve is made to rise.
     """
     seen = [(f"{run.cell} {run.turn}", each) for run in runs for each in run.steps]
     turns, turn_of = np.unique([turn for turn, _ in seen], return_inverse=True)
     knots, knot_of = np.unique([each.rows for _, each in seen], return_inverse=True)
     logs = np.log([max(each.median - each.own, 1e-9) for _, each in seen])
-    weights = np.sqrt([each.num for _, each in seen])
+    nums = weights = np.array([each.num for _, each in seen])
     table = np.zeros((len(seen) + len(turns), len(knots) + len(turns)))
     places = np.arange(len(seen))
-    table[places, knot_of] = table[places, len(knots) + turn_of] = weights
+    table[places, knot_of] = table[places, len(knots) + turn_of] = 1.0
     table[len(seen) :, len(knots) :] = FAINT * np.eye(len(turns))  # factors are near 1, if nothing else says
-    wanted = np.concatenate([weights * logs, np.zeros(len(turns))])
-    found = np.linalg.lstsq(table, wanted, rcond=None)[0][: len(knots)]
-    rising = isotonic_regression(found, weights=np.bincount(knot_of, weights**2)).x
+    wanted = np.concatenate([logs, np.zeros(len(turns))])
+    for _ in range(ROUNDS):
+        scale = np.sqrt(np.concatenate([weights, np.ones(len(turns))]))
+        found = np.linalg.lstsq(scale[:, None] * table, scale * wanted, rcond=None)[0]
+        off = np.abs(wanted - table @ found)[: len(seen)]
+        weights = nums * np.minimum(1.0, DISTURBED / np.maximum(off, DISTURBED))
+    rising = isotonic_regression(found[: len(knots)], weights=np.bincount(knot_of, weights)).x
     return Curve(tuple(knots.tolist()), tuple(np.exp(rising).tolist()))
 
 

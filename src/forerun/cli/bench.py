@@ -120,7 +120,7 @@ def report(
 
 def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
     """Start everybody and let them race."""
-    from forerun.bench.contestants import FORERUN
+    from forerun.bench.contestants import OURS
     from forerun.bench.costs import pass_costs
     from forerun.bench.race import run_race, warm_up
     from forerun.errors import ServerFailed
@@ -136,7 +136,8 @@ def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
                 writer.add({"run": writer.run, "who": each.name, "gave_up": str(error)[-1000:]})
         warm_up(race, lanes, writer, lambda who: say(0, f"warming up {who}"))
         run_race(race, lanes, writer, say)
-        for drawn, costs in pass_costs(lanes[FORERUN]).items() if FORERUN in lanes else ():
+        ours = next((lane for who, lane in lanes.items() if who in OURS), None)
+        for drawn, costs in pass_costs(ours).items() if ours else ():
             writer.add({"run": writer.run, "drawn": drawn, "costs": costs})
     for (run, who), why in writer.record.gave_up.items():
         if run == writer.run:

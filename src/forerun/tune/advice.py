@@ -20,7 +20,9 @@ WIDE: Final = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to use, what was predicted of everything, and what a real run of it gave."""
+    """What to use, what was predicted of everything, and what a real run of it gave on some of the prompts,
+    of which `expected` was predicted.
+    """
 
     best: Prediction
     predictions: Sequence[Prediction]
@@ -28,6 +30,7 @@ class Advice:
     costs: dict[int, float]
     num_prompts: int
     plain_speed: float
+    expected: float = 1.0
 
     @property
     def config(self) -> SpeculationConfig:
@@ -56,8 +59,9 @@ class Advice:
         found = self.measured
         assert found is not None
         told = (
-            f"a real run gave {found.gain.value:.2f} [{found.gain.low:.2f}, {found.gain.high:.2f}] times that"
-            f" (predicted: {self.best.gain:.2f})"
+            f"a real run of {found.num} gave {found.gain.value:.2f} [{found.gain.low:.2f},"
+            f" {found.gain.high:.2f}] times that (predicted for these: {self.expected:.2f}, for all:"
+            f" {self.best.gain:.2f})"
         )
         if not self.worth_it:
             return [f"Do not speculate. {plain} With {self.best.choice.name} {told}."]

@@ -17,13 +17,12 @@ from forerun.bench.record import Costs
 from forerun.bench.replay import SHORTEST
 from forerun.bench.suites import Question
 from forerun.bench.summary import Ratio, ratio_of
-from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.errors import ServerFailed
 from forerun.servers.endpoint import Endpoint
 from forerun.servers.processes import forerun_command, started
 from forerun.servers.streaming import Streamed
-from forerun.tune.predict import Choice, Prediction, Watch
+from forerun.tune.predict import Choice, Prediction, Spoken, Watch
 from forerun.types import SamplingParams
 
 OFF: Final = {"vllm_xargs": {"forerun_max_draft": 0}, "cache_salt": "plain"}
@@ -38,10 +37,13 @@ class Asked:
     num_tokens: int
     temperature: float = 0.0
 
+    def places(self, num: int) -> list[int]:
+        """Where so many of the questions are, spread over all."""
+        return [int(at) for at in np.unique(np.linspace(0, len(self.questions) - 1, num).round())]
+
     def some(self, num: int) -> Asked:
         """So many of the questions at most, spread over all."""
-        places = np.unique(np.linspace(0, len(self.questions) - 1, num).round().astype(int))
-        return replace(self, questions=[self.questions[place] for place in places])
+        return replace(self, questions=[self.questions[place] for place in self.places(num)])
 
     def sampling(self, number: int) -> SamplingParams:
         """The settings of one of them."""
@@ -73,11 +75,11 @@ def answer_plainly(server: Endpoint, asked: Asked, watch: Watch) -> list[Streame
     return answers
 
 
-def transcripts(asked: Asked, answers: Sequence[Streamed]) -> list[Transcript]:
-    """Answers as recordings for replays."""
+def spoken(answers: Sequence[Streamed]) -> list[Spoken]:
+    """Plain answers, for replays; those that came at once are too short to be replayed."""
     return [
-        Transcript(question.category, np.array(each.prompt_ids), np.array(each.token_ids))
-        for question, each in zip(asked.questions, answers, strict=True)
+        Spoken(np.array(each.prompt_ids), np.array(each.token_ids), 1 / each.speed if each.speed else 0.0)
+        for each in answers
     ]
 
 

@@ -41,6 +41,7 @@ def as_values(advice: Advice) -> dict[str, Any]:
         "paragraph": advice.paragraph(),
         "plain_speed": advice.plain_speed,
         "predicted_gain": advice.best.gain,
+        "predicted_of_measured": advice.expected,
         "measured": None if advice.measured is None else asdict(advice.measured),
         "predictions": [
             {

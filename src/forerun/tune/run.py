@@ -20,7 +20,7 @@ from forerun.tune.measure import (
     measure,
     predicted_by,
     serving,
-    transcripts,
+    spoken,
 )
 from forerun.tune.predict import NOTHING, Choice, Prediction, Watch, best, lookups, predict
 
@@ -37,7 +37,7 @@ def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch
     with serving(model, SpeculationConfig()) as server:
         answers = answer_plainly(server, asked, watch)
         costs = costs_of(server, drawn=bool(asked.temperature))
-        recorded = transcripts(asked, answers)
+        recorded = spoken(answers)
         predictions = [predict(choice, recorded, costs) for choice in lookups()]
         here = best(predictions)
         measured = None
@@ -50,7 +50,15 @@ def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch
         with serving(model, chosen.choice.config) as server:
             measured = _verify(server, asked, watch)
     speeds = [each.speed for each in answers if each.speed]
-    return Advice(chosen, predictions, measured, costs, len(asked.questions), float(np.median(speeds)))
+    return Advice(
+        chosen,
+        predictions,
+        measured,
+        costs,
+        len(asked.questions),
+        float(np.median(speeds)),
+        chosen.over(asked.places(VERIFIED)),
+    )
 
 
 def _verify(server: Endpoint, asked: Asked, watch: Watch, drafter: str | None = None) -> Measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,21 @@ def test_the_curve_is_told_from_the_moods_and_the_ratio_has_no_noise() -> None:
     assert ratio.median == pytest.approx(right, rel=0.03)
     assert ratio.low <= ratio.median <= ratio.high
     assert ratio.holds
+
+
+def test_what_was_disturbed_for_a_while_counts_little() -> None:
+    """Of one turn, all wide steps took three times as long: something else ran. Then no turn: it is so."""
+    plain, ours = runs(PLAIN, [4] * 60, 4), runs(OURS, [4, 8, 12] * 20, 6)
+    right = compare(ours, plain, fitted([*plain, *ours])).without_noise
+
+    def slowed(run: Run) -> Run:
+        steps = [replace(each, median=each.median * (3 if each.rows > 4 else 1)) for each in run.steps]
+        return replace(run, steps=tuple(steps))
+
+    once = [slowed(ours[0]), *ours[1:]]
+    assert compare(once, plain, fitted([*plain, *once])).without_noise == pytest.approx(right, rel=0.03)
+    always = [slowed(run) for run in ours]
+    assert compare(always, plain, fitted([*plain, *always])).without_noise < 0.6 * right
 
 
 def test_a_way_that_is_slower_is_found_out_by_both_measures() -> None:

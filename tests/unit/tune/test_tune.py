@@ -8,29 +8,26 @@ import numpy as np
 import pytest
 
 from forerun.bench.summary import Ratio
-from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.tune.advice import Advice
 from forerun.tune.measure import Measured
 from forerun.tune.page import as_values, write_page
-from forerun.tune.predict import NOTHING, PLAIN, Choice, Prediction, best, lookups, predict
+from forerun.tune.predict import NOTHING, PLAIN, Choice, Prediction, Spoken, best, lookups, predict
 
 FLAT = {rows: 0.05 + 0.0001 * rows for rows in (1, 2, 4, 8, 16, 32)}
 STEEP = {rows: 0.05 * rows for rows in (1, 2, 4, 8, 16, 32)}
 
 
-def repeating(num: int = 6) -> list[Transcript]:
+def repeating(num: int = 6, pace: float = 0.05) -> list[Spoken]:
     """Answers that say their prompts again."""
     random = np.random.default_rng(0)
     texts = [random.integers(10, 1000, 80) for _ in range(num)]
-    return [Transcript("copies", text, text.copy()) for text in texts]
+    return [Spoken(text, text.copy(), pace) for text in texts]
 
 
-def novel(num: int = 6) -> list[Transcript]:
+def novel(num: int = 6) -> list[Spoken]:
     """Answers in which nothing comes again."""
-    return [
-        Transcript("news", np.arange(100) + 1000 * at, np.arange(100) + 1000 * at + 500) for at in range(num)
-    ]
+    return [Spoken(np.arange(100) + 1000 * at, np.arange(100) + 1000 * at + 500, 0.05) for at in range(num)]
 
 
 def test_where_text_repeats_and_guesses_are_free_lookups_gain() -> None:
@@ -53,6 +50,22 @@ def test_where_rows_cost_what_passes_cost_nothing_gains() -> None:
     assert best([predict(choice, repeating(), STEEP) for choice in lookups()]) is NOTHING
 
 
+def test_what_steps_take_beside_their_passes_is_saved_as_well() -> None:
+    costs = {rows: 0.04 + 0.01 * rows for rows in FLAT}
+    bare, heavy = (predict(lookups()[1], repeating(pace=pace), costs) for pace in (0.05, 5.0))
+    assert bare.tokens_per_step == heavy.tokens_per_step
+    assert bare.gain < 0.6 * bare.tokens_per_step, "rows have their price"
+    assert heavy.gain > 0.9 * heavy.tokens_per_step, "which is nothing beside what steps take"
+
+
+def test_prompts_are_told_apart_and_the_one_in_the_middle_is_told() -> None:
+    found = predict(lookups()[1], [*repeating(3), *novel(2)], FLAT)
+    assert found.gain == pytest.approx(sorted(found.by_prompt.values())[2])
+    assert found.over([3, 4]) < 1.01
+    assert found.over([0, 1, 2]) > 4
+    assert found.over([0]) == pytest.approx(found.by_prompt[0])
+
+
 def test_who_needs_less_wins_where_two_gain_the_same() -> None:
     model = Prediction(Choice("a model", SpeculationConfig(draft_model="x")), 2.01)
     shared = Prediction(Choice("answers", SpeculationConfig(share_outputs=True)), 2.01)
@@ -66,14 +79,14 @@ def advice(gain: float, predicted: float, **given: int) -> Advice:
     chosen = Prediction(lookups()[1], predicted, 3.0, 4.0, (0.5, 0.25))
     spread = Ratio(gain, 0.95 * gain, 1.05 * gain)
     measured = Measured(spread, 30 * gain, 30.0, 3.0, 4.0, given.get("same", 12), 12)
-    return Advice(chosen, [chosen], measured, FLAT, 24, 30.0)
+    return Advice(chosen, [chosen], measured, FLAT, 24, 30.0, predicted + 0.1)
 
 
 def test_the_paragraph_says_what_to_use_and_how_sure_it_is() -> None:
     told = advice(2.4, 2.5).paragraph()
     assert told.startswith("Use suffixes of the request.")
     assert "2.40 [2.28, 2.52]" in told
-    assert "predicted: 2.50" in told
+    assert "predicted for these: 2.60, for all: 2.50" in told
     assert "12 of 12 answers are the same, token for token." in told
     assert "near-ties" in advice(2.4, 2.5, same=11).paragraph()
     assert "A draft model that is right 75%" in advice(1.2, 1.2).paragraph()
