@@ -20,15 +20,14 @@ from forerun.bench.contestants import Model
 from forerun.bench.provenance import provenance
 from forerun.bench.suites import read_suite
 from forerun.config import SpeculationConfig
-from forerun.tune.measure import Asked, measure, serving
+from forerun.tune.measure import Asked, measure, serving, warm_up
+from forerun.tune.page import as_values
 from forerun.tune.predict import Watch, lookups
 from forerun.tune.run import advise
 from records import AsJson, Record, finish, keep
 
 FIXED: Final = (2, 4, 8, 16)
-
-WARM: Final = 4
-"""Prompts that are asked before one counts, where what pays has to be learnt."""
+TUNED: Final = "forerun tune"
 
 
 def ways(config: SpeculationConfig) -> dict[str, dict[str, Any]]:
@@ -41,9 +40,8 @@ def ways(config: SpeculationConfig) -> dict[str, dict[str, Any]]:
 def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
     """What tune predicts and measures, then every way there is."""
     began = time.perf_counter()
-    advice = advise(model, asked, [], watch)
-    best = {"name": f"predicted: {advice.best.choice.name}", "gain": advice.best.gain}
-    yield best | {"seconds": time.perf_counter() - began}
+    advice = as_values(advise(model, asked, [], watch))
+    yield {"name": TUNED, "gain": advice["predicted_gain"], "seconds": time.perf_counter() - began} | advice
     for shared in (False, True):
         with serving(model, SpeculationConfig(share_outputs=shared)) as server:
             some = [each for each in lookups() if each.config.share_outputs is shared]
@@ -51,11 +49,30 @@ def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
                 for how, wishes in ways(choice.config).items():
                     began, name = time.perf_counter(), f"{choice.name}{how}"
                     if not how:
-                        measure(server, asked.some(WARM), wishes, watch, f"warming up {name}")
+                        warm_up(server, asked, wishes, watch)
                     found = measure(server, asked, wishes, watch, name)
                     interval = {"low": found.gain.low, "high": found.gain.high}
                     seconds = time.perf_counter() - began
                     yield {"name": name, "gain": found.gain.value, **interval, "seconds": seconds}
+
+
+def verdict(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was recommended beside the best of all that was run, its gain as measured beside as predicted, and
+    the time that either took. Of many noisy figures the best is too high: its interval says how much.
+    """
+    tuned, *others = lines
+    best = max(others, key=lambda each: float(each["gain"]))
+    mine = next((each["gain"] for each in others if each["name"] == tuned["use"]), 1.0)
+    real = tuned["measured"]["gain"]["value"] if tuned["measured"] else 1.0
+    return {
+        "name": "verdict",
+        "use": tuned["use"],
+        "over_best": mine / max(best["gain"], 1.0),
+        "best": best["name"],
+        "real_over_predicted": real / tuned["predicted_of_measured"],
+        "swept_over_predicted": mine / tuned["predicted_gain"],
+        "share_of_time": tuned["seconds"] / sum(each["seconds"] for each in others),
+    }
 
 
 def show(lines: list[dict[str, Any]]) -> None:
@@ -63,10 +80,16 @@ def show(lines: list[dict[str, Any]]) -> None:
     table = Table(title="times as fast as plain decoding")
     for title in ("", "gain", "95 %", "seconds"):
         table.add_column(title, justify="left" if not title else "right")
-    for line in lines:
-        interval = f"{line['low']:.2f} to {line['high']:.2f}" if "low" in line else ""
+    *timed, last = lines
+    for line in timed:
+        interval = f"{line['low']:.2f} to {line['high']:.2f}" if "low" in line else "predicted"
         table.add_row(line["name"], f"{line['gain']:.2f}", interval, f"{line['seconds']:.0f}")
     Console().print(table)
+    Console().print(
+        f"{last['use']}: {last['over_best']:.2f} of the best of the sweep ({last['best']}); real over"
+        f" predicted gain {last['real_over_predicted']:.2f}, in the sweep {last['swept_over_predicted']:.2f};"
+        f" in {last['share_of_time']:.0%} of the sweep's time"
+    )
 
 
 def main(
@@ -90,6 +113,7 @@ def main(
         for line in swept(Model(model, dtype), asked, status.update):
             lines.append(line)
             keep(lines, facts, record)
+        lines.append(verdict(lines))
     finish(lines, facts, show, record, as_json)
 
 

@@ -31,7 +31,7 @@ def renewed(text: str, table: str) -> str:
 
 def everything(results: Sequence[Result]) -> str:
     """All tables, and who is faster than forerun."""
-    faster = "\n".join(f"- {each}" for each in losses(results)) or "- Nowhere in this record."
+    faster = "\n".join(f"- {each}" for each in losses(results)) or "- Nobody is faster in this record."
     return f"{markdown(results)}\n\nWhere forerun is not the fastest:\n\n{faster}"
 
 
@@ -46,12 +46,13 @@ def main(
     """Bring the tables up to date."""
     results = summarise(Record.read(record))
     first = [each for each in results if each.width == 1 and not each.temperature]
-    for document, table in ((readme, markdown(first)), (page, everything(results))):
-        text = document.read_text(encoding="utf-8")
-        fresh = renewed(text, table)
+    tables = {readme: markdown(first), page: everything(results)}
+    texts = {document: document.read_text(encoding="utf-8") for document in tables}
+    fresh = {document: renewed(texts[document], table) for document, table in tables.items()}
+    for document, text in fresh.items():
         if not check:
-            document.write_text(fresh, encoding="utf-8")
-        elif fresh != text:
+            document.write_text(text, encoding="utf-8")
+        elif text != texts[document]:
             told = f"the table of {document.name} is not what {record.name} says: run `make readme`"
             typer.echo(told, err=True)
             raise typer.Exit(1)

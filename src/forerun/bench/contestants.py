@@ -28,8 +28,11 @@ FORERUN: Final = "forerun"
 FORERUN_DRAFT: Final = "forerun-draft"
 OURS: Final = (FORERUN, FORERUN_DRAFT)
 
-GUESSES: Final = 4
-"""What others guess: vLLM's examples do so for n-grams and draft models, llama-cpp-python's for lookup."""
+GUESSES: Final = 5
+"""What stock vLLM guesses: as the examples of its documentation, for n-grams and draft models."""
+
+LLAMA_GUESSES: Final = 2
+"""What llama.cpp's prompt lookup guesses: as llama-cpp-python's documentation advises for CPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,15 @@ class Contestant:
         }
 
     def start(self, log: Path) -> AbstractContextManager[Server]:
-        """Start it, with all cores; it answers once this is entered."""
-        return started(self.command, log, environment=quiet() | ALL_CORES)
+        """Start it; it answers once this is entered."""
+        return started(self.command, log, environment=quiet())
 
 
 STEP_BY_STEP: Final = ("--per-request-spec-decode-metrics", "detailed")
 """So that a vLLM tells, for every step, how many guesses were checked and how many stood."""
 
-ALL_CORES: Final = {"VLLM_CPU_NUM_OF_RESERVED_CPU": os.environ.get("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")}
-"""On CPUs vLLM keeps a core free for its scheduler, which is half of two; nobody else does."""
-
 _FOLDERS: Final = re.compile(r"(?:/[\w.@-]+)+/")
+_QUANTISED: Final = re.compile(r"(?:^|[.-])((?:i?q\d|b?f\d\d)\w*)$", flags=re.IGNORECASE)
 
 Command = Callable[[Model], Sequence[str]]
 
@@ -117,14 +118,22 @@ def _start(model: Model | None, name: str) -> Contestant:
     plain, command = _COMMANDS[name]
     if model is None:
         raise ConfigurationError(f"{name} has to be started: give --model")
-    precision = model.gguf.stem.rsplit(".", 1)[-1] if plain == LLAMA and model.gguf else model.dtype
+    precision = precision_of(model.gguf) if plain == LLAMA and model.gguf else model.dtype
     return Contestant(name, plain, precision, command=tuple(command(model)))
 
 
+def precision_of(gguf: Path) -> str:
+    """How the weights of a file are kept, as its name ends."""
+    found = _QUANTISED.search(gguf.stem)
+    return found[1] if found else gguf.stem
+
+
 def quiet() -> dict[str, str]:
-    """The environment of every server that we start: little memory for each, and no look at the network."""
-    space = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-    return {"VLLM_CPU_KVCACHE_SPACE": space, "HF_HUB_OFFLINE": "1", **preloaded()}
+    """The environment of every server that we start: little memory for each, no look at the network, and all
+    cores; on CPUs vLLM keeps one free, which may be half of them, and nobody else does.
+    """
+    usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "HF_HUB_OFFLINE": "1"}
+    return {name: os.environ.get(name, value) for name, value in usual.items()} | preloaded()
 
 
 def flags_of(model: Model) -> list[str]:
@@ -211,11 +220,15 @@ _COMMANDS: Final[dict[str, tuple[str, Command]]] = {
     TRANSFORMERS: (TRANSFORMERS, lambda model: _host(model, "plain")),
     "transformers-assisted": (TRANSFORMERS, lambda model: _host(model, "assisted")),
     "transformers-lookup": (TRANSFORMERS, lambda model: _host(model, "lookup")),
-    LLAMA: (LLAMA, _llama),
+    LLAMA: (LLAMA, lambda model: _llama(model, "--logits_all", "false")),
     "llama.cpp-lookup": (
         LLAMA,
         lambda model: _llama(
-            model, "--draft_model", "prompt-lookup-decoding", "--draft_model_num_pred_tokens", str(GUESSES)
+            model,
+            "--draft_model",
+            "prompt-lookup-decoding",
+            "--draft_model_num_pred_tokens",
+            str(LLAMA_GUESSES),
         ),
     ),
 }

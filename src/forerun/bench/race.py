@@ -10,6 +10,8 @@ from itertools import cycle, islice
 from math import ceil
 from typing import Final
 
+import numpy as np
+
 from forerun.bench.record import Answer, Place, Writer
 from forerun.bench.suites import Question
 from forerun.errors import ForerunError
@@ -18,6 +20,9 @@ from forerun.types import SamplingParams
 
 WARM: Final = 2
 """Questions that everybody answers before it counts."""
+
+REST: Final = 1.2
+"""Seconds between two contestants: idle workers of a vLLM look for work busily for one."""
 
 PATIENCE: Final = 2
 """So many groups in a row without an answer, and a contestant is not asked any more."""
@@ -62,19 +67,26 @@ class Race:
 
 
 def run_race(
-    race: Race, lanes: dict[str, Endpoint], writer: Writer, watch: Callable[[int, str], None]
+    race: Race,
+    lanes: dict[str, Endpoint],
+    writer: Writer,
+    watch: Callable[[int, str], None],
+    rest: float = 0.0,
 ) -> None:
-    """Ask everybody everything that is not yet answered, until they have or give up."""
+    """Ask everybody everything that is not yet answered, until they have or give up, after a rest each. The
+    order is drawn for every group: nobody always comes after the same one.
+    """
     done = writer.done()
     plain = {who: facts["plain"] for who, facts in writer.record.runs[-1]["contestants"].items()}
     order = [who for who in lanes if (writer.run, who) not in writer.record.gave_up]
     silent = dict.fromkeys(order, 0)
     for number, group in enumerate(race.groups(writer.run)):
-        order = order[1:] + order[:1]
         lacking = {who for who in order if any((place, who) not in done for place, _ in group)}
-        wanted = lacking | {plain[who] for who in lacking}  # whoever is asked again, is so in turn
-        for who in [each for each in order if each in wanted]:
+        held_to = {plain[who] for who in lacking}  # all that are compared are asked in turn, again if need be
+        wanted = [who for who in order if plain[who] in held_to]
+        for who in np.random.default_rng(number).permutation(wanted).tolist():
             watch(number, who)
+            time.sleep(rest)
             answers = ask_group(race, group, who, lanes[who])
             for answer in answers:
                 writer.keep(answer)

@@ -154,11 +154,7 @@ class Record:
                 whole.keep(replace(answer, place=_later(answer.place, first)))
             for ruling in each.rulings.values():
                 whole.keep(replace(ruling, place=_later(ruling.place, first)))
-        for key in ALIKE:
-            if len(values := {str(run["asked"][key]) for run in whole.runs}) > 1:
-                raise ConfigurationError(
-                    f"runs with several {key}s ({', '.join(sorted(values))}): report each"
-                )
+        _demand_alike(whole.runs)
         return whole
 
     @classmethod
@@ -178,6 +174,7 @@ class Record:
                     record.take(row)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UnreadableRecord(f"{file} holds no record of a benchmark: {error}") from error
+        _demand_alike(record.runs)
         return record
 
     def take(self, row: dict[str, Any]) -> None:
@@ -247,6 +244,7 @@ class Writer:
         self.file = file
         self.record = Record.read(file) if file.exists() else Record()
         facts = json.loads(json.dumps(facts))
+        _demand_alike([*self.record.runs, facts])
         self.resumed = bool(self.record.runs) and _same(self.record.runs[-1], facts)
         if self.resumed:  # who gave up is asked again
             gone = [key for key in self.record.gave_up if key[0] == self.run]
@@ -296,6 +294,19 @@ def _later(place: Place, first: int) -> Place:
     return replace(place, run=place.run + first)
 
 
+def _demand_alike(runs: Sequence[dict[str, Any]]) -> None:
+    """Raise where runs cannot stand in one report."""
+    for key in ALIKE:
+        if len(values := {str(run["asked"][key]) for run in runs}) > 1:
+            raise ConfigurationError(
+                f"runs that differ in {key} ({', '.join(sorted(values))}) make no record: give each its own"
+            )
+
+
 def _same(earlier: dict[str, Any], facts: dict[str, Any]) -> bool:
-    """Whether a run may go on as another: the same questions, contestants and versions."""
-    return all(earlier.get(key) == facts.get(key) for key in ("asked", "contestants", "commit", "versions"))
+    """Whether a run may go on as another: the same questions, contestants and versions. A record within a
+    repository is itself a change to it.
+    """
+    commits = [str(each.get("commit")).removesuffix("-dirty") for each in (earlier, facts)]
+    alike = all(earlier.get(key) == facts.get(key) for key in ("asked", "contestants", "versions"))
+    return alike and commits[0] == commits[1]

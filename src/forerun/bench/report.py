@@ -1,7 +1,7 @@
 """A benchmark told: tables in Markdown, and one page that needs nothing else.
 
 What did not go right is never told as if it had: a contestant that erred, or whose words differ, keeps its
-mark wherever its speed stands, and is not among those that anybody is said to be ahead of.
+mark wherever its speed stands.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.bench.contestants import FORERUN
+from forerun.bench.contestants import FORERUN, OURS
 from forerun.bench.figures.races import (
     as_png,
     as_svg,
@@ -102,37 +102,39 @@ def losses(results: Sequence[Result]) -> list[str]:
     """Who says more tokens per second than forerun: a sentence for everybody who does, at any setting.
 
     Alone it is decoding speed that is compared, by category; at more requests at a time it is what all of
-    them get together, since who answers one after another is quick for the one.
+    them get together, since who answers one after another is quick for the one. Runs have their hours: who
+    did not run beside forerun is compared by way of forerun's plain one.
     """
     told = []
     for ours in (each for each in results if each.who == FORERUN):
-        for other in (each for each in results if _beside(each, ours) and each.sound):
+        for other in (each for each in results if _is_rival(each, ours)):
             faster = _faster(other, ours)
-            if faster:
+            if ours.beside and not other.beside:
+                told.append(
+                    f"{setting_words(ours)}: {other.who} gave no answer beside {ours.plain}: nobody can say."
+                )
+            elif faster:
                 ends = dict.fromkeys(f"{end(faster.values()):.2f}" for end in (min, max))
                 much = " to ".join(ends)
                 where = "" if ours.width > 1 else f" in {_listed(list(faster), ours)}"
                 told.append(
-                    f"{setting_words(ours)}: {other.who} ({other.precision}) is {much} times as fast as"
-                    f" forerun{where}."
+                    f"{setting_words(ours)}: {other.who} ({other.precision}){mark(other)} is {much} times as"
+                    f" fast as forerun{where}."
                 )
     return told
 
 
-def _beside(other: Result, ours: Result) -> bool:
-    return other.who != FORERUN and (other.temperature, other.width) == (ours.temperature, ours.width)
+def _is_rival(other: Result, ours: Result) -> bool:
+    return other.who not in OURS and (other.temperature, other.width) == (ours.temperature, ours.width)
 
 
 def _faster(other: Result, ours: Result) -> dict[str, float]:
     """Where somebody is faster than forerun, and how much."""
-    if ours.width > 1:
-        ratios = {ALL: other.throughput / ours.throughput if ours.throughput else 0.0}
-    else:
-        ratios = {
-            name: other.by_category[name].speed / line.speed
-            for name, line in ours.by_category.items()
-            if name != ALL and name in other.by_category
-        }
+    ratios = {
+        name: other.beside[name] / speed
+        for name, speed in ours.beside.items()
+        if name in other.beside and (name == ALL) == (ours.width > 1)
+    }
     return {name: ratio for name, ratio in ratios.items() if ratio > 1}
 
 
@@ -148,11 +150,10 @@ def table_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
     for setting in settings:
         some = [each for each in results if (each.temperature, each.width) == setting]
         categories = [*dict.fromkeys(name for each in some for name in each.by_category if name != ALL), ALL]
-        rows = [["", *categories, "tokens/s", "words"]]
+        rows = [["", *categories, _speed_title(some[0]), "words"]]
         for each in some:
             cells = [_ratio_cell(each, each.by_category.get(name)) for name in categories]
-            speed = "" if each.overall is None else f"{each.overall.speed:.1f}{mark(each)}"
-            rows.append([each.who, *cells, speed, _words(each)])
+            rows.append([each.who, *cells, _speed(each), _words(each)])
         tables[setting_words(some[0])] = rows
     return tables
 
@@ -161,7 +162,7 @@ def overall_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
     """By setting, a table over all categories: ratio with its interval, tokens per step and second, words."""
     tables: dict[str, list[list[str]]] = {}
     for each in results:
-        head = ["", "over plain", "tok/step", "tok/s", "words"]
+        head = ["", "over plain", "tok/step", _speed_title(each), "words"]
         rows = tables.setdefault(setting_words(each), [head])
         line = each.overall
         if line is None:
@@ -170,9 +171,20 @@ def overall_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
         ratio = line.over_plain
         steps = "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}"
         interval = "" if each.who == each.plain else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-        speed = f"{line.speed:.1f}{mark(each)}"
-        rows.append([each.who, f"{ratio.value:.2f}{mark(each)}{interval}", steps, speed, _words(each)])
+        rows.append([each.who, f"{ratio.value:.2f}{mark(each)}{interval}", steps, _speed(each), _words(each)])
     return tables
+
+
+def _speed_title(result: Result) -> str:
+    return "tok/s" if result.width == 1 else "tok/s, all"
+
+
+def _speed(result: Result) -> str:
+    """Tokens per second of the one that is asked, or of all that are asked at once."""
+    if result.overall is None:
+        return ""
+    speed = result.overall.speed if result.width == 1 else result.throughput
+    return f"{speed:.1f}{mark(result)}"
 
 
 def markdown(results: Sequence[Result]) -> str:

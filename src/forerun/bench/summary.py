@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from forerun.bench.contestants import FORERUN
 from forerun.bench.equality import Words, pairs, words_of
 from forerun.bench.record import Answer, Costs, Record
 from forerun.bench.replay import SHORTEST
@@ -59,6 +60,9 @@ class Line:
 class Result:
     """A contestant at a temperature and a width. `num_missing` answers were to be given, by it or by its
     plain one, and were not; `suspect` is who said something else at another setting.
+
+    Who is faster than whom is told by way of forerun's plain one, which others ran beside in their own runs:
+    `beside` is the speed over its, by category, and of all requests together.
     """
 
     who: str
@@ -72,6 +76,7 @@ class Result:
     num_missing: int = 0
     why: str = ""
     suspect: bool = False
+    beside: dict[str, float] = field(default_factory=dict)
     between: tuple[float, ...] = field(default=(), repr=False)
 
     @property
@@ -130,8 +135,23 @@ def _result(record: Record, who: str, temperature: float, width: int) -> Result:
         words_of(record, who, temperature, width),
         record.num_wanted(who, temperature, width) - len(matched),
         next((why for why in [*gave_up, *(each.error for each in mine)] if why), ""),
+        beside=_beside(record, good),
         between=tuple(gap for each in good for gap in gaps(each)),
     )
+
+
+def _beside(record: Record, mine: Sequence[Answer]) -> dict[str, float]:
+    """Speeds over those of forerun's plain one at the same places, by category; and of all together."""
+    shared = record.contestants().get(FORERUN, {}).get("plain", "")
+    both = [(record.answers.get((each.place, shared)), each) for each in mine]
+    matched = [(plain, each) for plain, each in both if plain is not None and not plain.error]
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for plain, each in matched:
+        if min(plain.num_tokens, each.num_tokens) >= SHORTEST and plain.speed and each.speed:
+            ratios[each.place.category].append(each.speed / plain.speed)
+    found = {name: float(np.median(some)) for name, some in ratios.items()}
+    before = _throughput([plain for plain, _ in matched])
+    return found | ({ALL: _throughput([each for _, each in matched]) / before} if before else {})
 
 
 def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs]) -> Line:

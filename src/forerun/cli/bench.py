@@ -122,7 +122,7 @@ def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
     """Start everybody and let them race."""
     from forerun.bench.contestants import OURS
     from forerun.bench.costs import pass_costs
-    from forerun.bench.race import run_race, warm_up
+    from forerun.bench.race import REST, run_race, warm_up
     from forerun.errors import ServerFailed
 
     with ExitStack() as stack:
@@ -135,9 +135,9 @@ def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
             except ServerFailed as error:
                 writer.add({"run": writer.run, "who": each.name, "gave_up": str(error)[-1000:]})
         warm_up(race, lanes, writer, lambda who: say(0, f"warming up {who}"))
-        run_race(race, lanes, writer, say)
-        ours = next((lane for who, lane in lanes.items() if who in OURS), None)
-        for drawn, costs in pass_costs(ours).items() if ours else ():
+        run_race(race, lanes, writer, say, 0.0 if all(each.url for each in entered) else REST)
+        told = (pass_costs(lane) for who, lane in lanes.items() if who in OURS)
+        for drawn, costs in next(filter(None, told), {}).items():
             writer.add({"run": writer.run, "drawn": drawn, "costs": costs})
     for (run, who), why in writer.record.gave_up.items():
         if run == writer.run:

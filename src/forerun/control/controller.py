@@ -357,9 +357,7 @@ class Controller:
         step.found = (books[0][3], books[1][3])
 
     def _book_looks(self, step: Step, a_token: float, a_row: float, seconds: float) -> None:
-        """What looking for guesses took, and what those promise that were taken; both as seconds. What stood
-        counts where it is more: somebody found out.
-        """
+        """What looking for guesses took, what those promise that were taken, and what stood, as seconds."""
         if step.looking is None or step.plain:
             return
         nums = (len(step.places) - step.num_greedy, step.num_greedy)
@@ -368,8 +366,8 @@ class Controller:
             self.rests, nums, step.looking, step.promised, step.found, strict=True
         ):
             if num and looked:
-                gained = max(tokens, found) * a_token - rows * a_row
-                rest.looked(max(gained, 0.0), look * num / len(step.places))
+                promised, brought = (each * a_token - rows * a_row for each in (tokens, found))
+                rest.looked(max(promised, 0.0), brought, look * num / len(step.places))
 
     def _prices(self, step: Step, *rows: int) -> list[float]:
         """The seconds of passes with so many rows, if they are otherwise like those of a step."""

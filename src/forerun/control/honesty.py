@@ -28,6 +28,12 @@ BEARABLE: Final = 0.01
 LOOKS: Final = 0.98
 """What a look counts for after the next one, in whether looking pays."""
 
+KEPT: Final = 0.998
+"""What a look counts for after the next one, in whether promises are kept: outcomes are noisy."""
+
+GIVEN: Final = 100.0
+"""So many looks are taken to have kept what was promised, before any."""
+
 ENOUGH_LOOKS: Final = 20.0
 """Looks that have to be known before anybody rests."""
 
@@ -82,24 +88,40 @@ class Account:
 
 class Rest:
     """Whether to look for guesses at all: that takes time of its own. Where what was found of late promised
-    less, steps pass between two looks, about twice as many each time. The first look that pays for the last
-    ones ends it.
+    less, as far as promises are kept, steps pass between two looks, about twice as many each time. The first
+    look that pays for the last ones ends it.
+
+    Guesses are taken because they promise most, so they bring less than they promise: where nearly nothing is
+    gained that may be all.
     """
 
-    __slots__ = ("_gained", "_left", "_length", "_num", "_took")
+    __slots__ = ("_brought", "_gained", "_left", "_length", "_num", "_num_promised", "_promised", "_took")
 
     def __init__(self) -> None:
         self._gained = self._took = self._num = 0.0
+        self._promised = self._brought = self._num_promised = 0.0
         self._length = self._left = 0
 
-    def looked(self, gained: float, seconds: float) -> None:
-        """Somebody looked for so long, and what was found should bring so much, both in seconds."""
+    def looked(self, promised: float, brought: float, seconds: float) -> None:
+        """Somebody looked for so long; what was found promised so much and brought so much, all in seconds.
+        What brought something without a promise was made to find out, and counts.
+        """
         self._num = LOOKS * self._num + 1
+        self._num_promised = KEPT * self._num_promised + 1
+        self._promised = KEPT * self._promised + promised
+        self._brought = KEPT * self._brought + brought
+        gained = promised * self._share_kept if promised else max(brought, 0.0)
         self._gained = LOOKS * self._gained + gained
         self._took = LOOKS * self._took + seconds
         tired = self._num > ENOUGH_LOOKS and self._gained < self._took
         self._length = min(2 * self._length + 1, LONGEST_REST) if tired else 0
         self._left = self._length
+
+    @property
+    def _share_kept(self) -> float:
+        """How much of what is promised is brought, between nothing and all."""
+        given = GIVEN / self._num_promised * self._promised
+        return min(max((self._brought + given) / (self._promised + given), 0.0), 1.0)
 
     def is_over(self) -> bool:
         """Whether it is time to look; asked once a step."""

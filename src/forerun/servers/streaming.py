@@ -86,12 +86,16 @@ class _Pieces:
     def _piece(self, choice: dict[str, Any], at: float) -> None:
         said = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
         ids = choice.get("token_ids") or []
-        self.ended = self.ended or bool(choice.get("finish_reason"))
+        finished = bool(choice.get("finish_reason"))
+        self.ended = self.ended or finished
         self.text += said
         if ids or (said and not self.token_ids):  # text that comes behind its tokens is no token
             self.times.append(at)
             self.counts.append(len(ids) or 1)
             self.token_ids += ids
+        elif finished and not self.times:  # the answer was over before it began
+            self.times.append(at)
+            self.counts.append(0)
 
 
 def read_stream(lines: Iterable[str], sent: float) -> Streamed:

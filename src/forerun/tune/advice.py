@@ -60,8 +60,7 @@ class Advice:
         assert found is not None
         told = (
             f"a real run of {found.num} gave {found.gain.value:.2f} [{found.gain.low:.2f},"
-            f" {found.gain.high:.2f}] times that (predicted for these: {self.expected:.2f}, for all:"
-            f" {self.best.gain:.2f})"
+            f" {found.gain.high:.2f}] times that ({self._before()})"
         )
         if not self.worth_it:
             return [f"Do not speculate. {plain} With {self.best.choice.name} {told}."]
@@ -75,11 +74,17 @@ class Advice:
             + ("" if sure else " The interval is wide: more prompts would narrow it.")
         ]
 
+    def _before(self) -> str:
+        """What was known before the real run."""
+        if self.best.measured:
+            return f"a first try: {self.best.gain:.2f}"
+        return f"predicted for these: {self.expected:.2f}, for all: {self.best.gain:.2f}"
+
     def _more(self) -> list[str]:
         """What would gain more."""
         now = self.best.gain if self.worth_it else 1.0
         told = []
-        if self.best.choice.config.share_outputs:
+        if self.worth_it and self.best.choice.config.share_outputs:
             told.append(
                 "Answers resemble each other: a corpus of them (`forerun corpus build`) would do the same"
                 " without anything passing from one request to another."

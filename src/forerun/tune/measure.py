@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 
@@ -17,16 +18,25 @@ from forerun.bench.record import Costs
 from forerun.bench.replay import SHORTEST
 from forerun.bench.suites import Question
 from forerun.bench.summary import Ratio, ratio_of
+from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
-from forerun.errors import ServerFailed
+from forerun.errors import ServerFailed, UnreadablePrompts
 from forerun.servers.endpoint import Endpoint
 from forerun.servers.processes import forerun_command, started
 from forerun.servers.streaming import Streamed
-from forerun.tune.predict import Choice, Prediction, Spoken, Watch
+from forerun.tune.predict import Choice, Plainly, Prediction, Watch
 from forerun.types import SamplingParams
 
-OFF: Final = {"vllm_xargs": {"forerun_max_draft": 0}, "cache_salt": "plain"}
-"""Plain decoding; under another salt, since nobody is to guess from the very answer that is asked for."""
+OFF: Final = {"vllm_xargs": {"forerun_max_draft": 0, "forerun_adaptive": 0}, "cache_salt": "plain"}
+"""Plain decoding, of which nothing is learnt; under another salt, since nobody is to guess from the very
+answer that is asked for.
+"""
+
+WARM: Final = 4
+"""Prompts that are asked before one counts, where what pays has to be learnt."""
+
+LATE: Final = 6
+"""The last so many answers tell what a token takes when the server is asked what passes cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +53,16 @@ class Asked:
 
     def some(self, num: int) -> Asked:
         """So many of the questions at most, spread over all."""
-        return replace(self, questions=[self.questions[place] for place in self.places(num)])
+        return self.at(self.places(num))
 
-    def sampling(self, number: int) -> SamplingParams:
-        """The settings of one of them."""
-        return SamplingParams(temperature=self.temperature, seed=number if self.temperature else None)
+    def at(self, places: Sequence[int]) -> Asked:
+        """The questions at these places."""
+        return replace(self, questions=[self.questions[place] for place in places])
+
+    def sampling(self, question: Question) -> SamplingParams:
+        """The settings of one of them: its seed is its own, whichever others are asked."""
+        seed = crc32(question.text.encode()) if self.temperature else None
+        return SamplingParams(temperature=self.temperature, seed=seed)
 
 
 @contextmanager
@@ -71,16 +86,22 @@ def answer_plainly(server: Endpoint, asked: Asked, watch: Watch) -> list[Streame
     answers = []
     for number, question in enumerate(asked.questions):
         watch(f"plain answers, {number + 1} of {len(asked.questions)}")
-        answers.append(server.chat(question.text, asked.sampling(number), asked.num_tokens, OFF))
+        answers.append(server.chat(question.text, asked.sampling(question), asked.num_tokens, OFF))
     return answers
 
 
-def spoken(answers: Sequence[Streamed]) -> list[Spoken]:
-    """Plain answers, for replays; those that came at once are too short to be replayed."""
-    return [
-        Spoken(np.array(each.prompt_ids), np.array(each.token_ids), 1 / each.speed if each.speed else 0.0)
-        for each in answers
+def plainly(server: Endpoint, asked: Asked, watch: Watch) -> tuple[Plainly, float]:
+    """What plain decoding tells of these, and its tokens per second."""
+    answers = answer_plainly(server, asked, watch)
+    costs = costs_of(server, drawn=bool(asked.temperature))
+    recorded = [
+        Transcript(question.category, np.array(each.prompt_ids), np.array(each.token_ids))
+        for question, each in zip(asked.questions, answers, strict=True)
     ]
+    speeds = [each.speed for each in answers if each.speed]
+    if not speeds:
+        raise UnreadablePrompts("every answer is too short to be timed: give prompts with longer ones")
+    return Plainly(recorded, costs, 1 / float(np.median(speeds[-LATE:]))), float(np.median(speeds))
 
 
 def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
@@ -104,16 +125,27 @@ class Measured:
     num: int
 
 
+def warm_up(server: Endpoint, asked: Asked, wishes: Mapping[str, Any], watch: Watch) -> None:
+    """Let a server learn what pays from some that do not count, and that nobody guesses from."""
+    for question in asked.some(WARM).questions:
+        watch("warming up")
+        server.chat(question.text, asked.sampling(question), asked.num_tokens, _way(wishes, "warming up"))
+
+
+def _way(wishes: Mapping[str, Any], salt: str) -> dict[str, Any]:
+    return {"cache_salt": salt} | ({"vllm_xargs": dict(wishes)} if wishes else {})
+
+
 def measure(
     server: Endpoint, asked: Asked, wishes: Mapping[str, Any], watch: Watch, salt: str = "guessed"
 ) -> Measured:
     """Ask everything both ways, in turn; earlier answers are those under the same salt."""
     pairs = []
-    guessed = {"cache_salt": salt} | ({"vllm_xargs": dict(wishes)} if wishes else {})
+    guessed = _way(wishes, salt)
     for number, question in enumerate(asked.questions):
         watch(f"a real run, {number + 1} of {len(asked.questions)}")
         said = [
-            server.chat(question.text, asked.sampling(number), asked.num_tokens, way)
+            server.chat(question.text, asked.sampling(question), asked.num_tokens, way)
             for way in ((OFF, guessed) if number % 2 else (guessed, OFF))
         ]
         pairs.append(said if number % 2 else said[::-1])

@@ -1,15 +1,15 @@
 """What each choice would gain, predicted from plain answers and from what passes cost.
 
 Plain answers tell which guesses would have stood: each drafter is replayed over them, with the controller
-that decides in the engine, and every pass costs what such passes were measured to cost, and what plain steps
-of that answer took beside their pass. That is theorem 3.8 with chances and costs as they are, instead of one
-alpha and one c.
+that decides in the engine, and every step costs what a pass of so many rows was measured to cost, and what a
+plain step takes beside its pass. That is theorem 3.8 with chances and costs as they are, instead of one alpha
+and one c.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from forerun.control.cost import StepCost
 from forerun.drafters.registry import make_drafters
 from forerun.engines.vllm.launch import CHAIN
 from forerun.errors import UnreadablePrompts
-from forerun.types import Drafter, IntArray
+from forerun.types import Drafter
 
 OWN_SECONDS: Final = 0.0006
 """What deciding takes in a step, beside the drafter: measured in vLLM on two cores."""
@@ -42,18 +42,24 @@ PLAIN: Final = Choice("plain", SpeculationConfig(max_draft=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spoken:
-    """A prompt, its plain answer, and the seconds that a token of it took."""
+class Plainly:
+    """What plain decoding told: its answers, the seconds of a pass by its rows, and those of a token when
+    passes cost that.
+    """
 
-    prompt: IntArray
-    output: IntArray
+    answers: Sequence[Transcript]
+    costs: Mapping[int, float]
     pace: float
+
+    def some(self, places: Sequence[int]) -> Plainly:
+        """The same with the answers at these places alone."""
+        return replace(self, answers=[self.answers[place] for place in places])
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What a choice would gain over plain decoding on the prompt in the middle, and why: tokens and guesses
-    per step, by depth. `by_prompt` has the gain of every prompt whose answer was long enough, by its place.
+    per step, by depth.
     """
 
     choice: Choice
@@ -62,11 +68,6 @@ class Prediction:
     guesses_per_step: float = 0.0
     survival: tuple[float, ...] = ()
     measured: bool = False
-    by_prompt: Mapping[int, float] = field(default_factory=dict)
-
-    def over(self, places: Sequence[int]) -> float:
-        """The gain over some of the prompts; over all, where they were not told apart."""
-        return _middle([self.by_prompt[at] for at in places if at in self.by_prompt] or [self.gain])
 
 
 NOTHING: Final = Prediction(PLAIN, 1.0)
@@ -81,32 +82,30 @@ def lookups() -> list[Choice]:
     ]
 
 
-def predict(choice: Choice, answers: Sequence[Spoken], costs: Mapping[int, float]) -> Prediction:
+def predict(choice: Choice, plainly: Plainly) -> Prediction:
     """Replay a choice over plain answers."""
-    cost = StepCost(sorted(costs), [costs[rows] for rows in sorted(costs)])
-    recorded = [Transcript(str(place), each.prompt, each.output) for place, each in enumerate(answers)]
+    costs = dict(sorted(plainly.costs.items()))
+    cost = StepCost(list(costs), list(costs.values()))
+    recorded = [replace(each, category=str(place)) for place, each in enumerate(plainly.answers)]
 
     def replay() -> Replay:
         return Replay(_first_drafter(choice.config), nodes=CHAIN, cost=cost)
 
     replay().run(recorded[:1])  # compiles, which takes no time later
-    every = {int(place): tally for place, tally in replay().run(recorded).items()}
-    by_prompt = {place: tally for place, tally in every.items() if answers[place].pace}
-    if not by_prompt:
+    tallies = list(replay().run(recorded).values())
+    if not tallies:
         raise UnreadablePrompts("every answer is too short to tell anything: give prompts with longer ones")
-    gains = {place: _gain(tally, answers[place].pace, costs[1]) for place, tally in by_prompt.items()}
-    tallies = by_prompt.values()
+    gains = [_gain(tally, plainly.pace, costs[1]) for tally in tallies]
     tokens, steps = sum(each.num_tokens for each in tallies), sum(each.num_steps for each in tallies)
     return Prediction(
         choice,
-        _middle(list(gains.values())),
+        float(np.exp(np.median(np.log(gains)))),  # as measured gains have it
         tokens / steps,
         sum(each.num_guesses for each in tallies) / steps,
         tuple(
             sum(each.stood[depth] for each in tallies if depth < len(each.stood)) / steps
             for depth in range(16)
         ),
-        by_prompt=gains,
     )
 
 
@@ -116,11 +115,6 @@ def _gain(tally: Tally, pace: float, first_row: float) -> float:
     """
     beside = pace - first_row + OWN_SECONDS
     return tally.num_tokens * pace / (tally.pass_seconds + tally.seconds + beside * tally.num_steps)
-
-
-def _middle(gains: Sequence[float]) -> float:
-    """The median of ratios, as measured gains have it."""
-    return float(np.exp(np.median(np.log(gains))))
 
 
 def _first_drafter(config: SpeculationConfig) -> Drafter:

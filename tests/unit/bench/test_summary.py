@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,52 @@ def test_tokens_that_come_together_wait_for_nothing() -> None:
 def test_the_page_and_the_table_say_where_forerun_loses(record: Record) -> None:
     (told,) = losses(summarise(record))
     assert told.endswith("llama.cpp (Q4_1) is 1.25 times as fast as forerun in all 2 categories.")
+    wrong = sabotaged(record, "difference", "llama.cpp")
+    assert any(f"llama.cpp (Q4_1) {WRONG} is" in each for each in losses(summarise(wrong)))
+
+
+def apart(record: Record, mood: float) -> Record:
+    """The same in two runs; forerun is in the first, and in the second the machine is in another mood."""
+    names = {0: ("vllm", "forerun"), 1: ("vllm", "llama.cpp")}
+    runs = [FACTS | {"contestants": {who: FACTS["contestants"][who] for who in names[run]}} for run in names]
+    found = Record(runs=runs)
+    for run, number in product(names, range(4)):
+        at = replace(place(number), run=run)
+        for who in names[run]:
+            same = record.answers[place(number), who]
+            times = tuple(each * (mood if run else 1.0) for each in same.times)
+            found.keep(replace(same, place=at, times=times))
+    return found
+
+
+@pytest.mark.parametrize("mood", [0.2, 1.0, 5.0])
+def test_who_ran_in_another_hour_is_compared_by_way_of_the_plain_one(record: Record, mood: float) -> None:
+    (told,) = losses(summarise(apart(record, mood)))
+    assert told.endswith("llama.cpp (Q4_1) is 1.25 times as fast as forerun in all 2 categories.")
+
+
+def test_who_never_ran_beside_the_plain_one_is_not_compared(record: Record) -> None:
+    found = apart(record, 1.0)
+    for number in range(4):
+        del found.answers[replace(place(number), run=1), "vllm"]
+    assert any("llama.cpp gave no answer beside vllm" in each for each in losses(summarise(found)))
+
+
+def test_several_at_a_time_it_counts_what_all_get_together(record: Record) -> None:
+    """llama.cpp answers one after the other: each is quick, and all together are slow."""
+    found = Record(runs=[FACTS | {"asked": FACTS["asked"] | {"widths": [4]}}])
+    for number in range(4):
+        at = replace(place(number, width=4), group=0)
+        found.keep(answer("vllm", at, pause=0.04))
+        found.keep(answer("forerun", at, pause=0.02))
+        slow = answer("llama.cpp", at, pause=0.01)
+        found.keep(replace(slow, times=tuple(each + number for each in slow.times)))
+    results = summarise(found)
+    assert not losses(results)
+    rows = {line.split(" | ")[0].strip("|* "): line for line in markdown(results).splitlines()}
+    assert "tok/s, all" in markdown(results)
+    assert f"| {4 * 33 / (0.5 + 32 * 0.02):.1f} |" in rows["forerun"]
+    assert f"| {4 * 33 / (3.5 + 32 * 0.01):.1f} |" in rows["llama.cpp"]
 
 
 def test_answers_part_at_the_first_token_that_differs() -> None:
@@ -120,13 +167,14 @@ def test_answers_part_at_the_first_token_that_differs() -> None:
     assert parted_at("abc", "abd") == 2
 
 
-def sabotaged(record: Record, finding: str) -> Record:
-    """The record with an answer of ours that differs, and what the referee says of it."""
+def sabotaged(record: Record, finding: str, who: str = "forerun") -> Record:
+    """The record with an answer of somebody's that differs, and what the referee says of it."""
     record = Record.merged([record])  # a copy
-    record.keep(answer("forerun", place(0), pause=0.025, piece=4, start=100))
+    changed = record.answers[place(0), who]
+    record.keep(replace(changed, token_ids=tuple(each + 100 for each in changed.token_ids)))
     if finding != "undecided":
         gap = {"difference": 5.0, "near-tie": 0.1}[finding]
-        record.keep(Ruling(place(0), "forerun", 0, gap, 0.5))
+        record.keep(Ruling(place(0), who, 0, gap, 0.5))
     return record
 
 
@@ -239,15 +287,23 @@ def test_a_record_is_read_as_it_was_written_and_goes_on(record: Record, tmp_path
     assert again.done() == {(each.place, each.who) for each in answers}
     assert list(again.record.answers.values()) == answers
     again.close()
-    for change in ({"asked": FACTS["asked"] | {"num_tokens": 8}}, {"commit": "another"}):
-        other = Writer(tmp_path / "other.jsonl", FACTS)
-        other.close()
-        other = Writer(tmp_path / "other.jsonl", FACTS | change)
-        assert not other.resumed
-        assert (other.run, other.done()) == (1, set())
-        other.close()
-        (tmp_path / "other.jsonl").unlink()
     assert Record.read(file).costs == {(0, False): {1: 0.02}}
+
+
+def test_a_run_goes_on_only_as_the_same_one(tmp_path: Path) -> None:
+    file, facts = tmp_path / "bench.jsonl", FACTS | {"commit": "abc"}
+    Writer(file, facts).close()
+    again = Writer(file, facts | {"commit": "abc-dirty"})  # the record itself is what was changed
+    assert again.resumed
+    again.close()
+    other = Writer(file, facts | {"commit": "another"})
+    assert not other.resumed
+    assert (other.run, other.done()) == (1, set())
+    other.close()
+    before = file.read_text()
+    with pytest.raises(ConfigurationError, match="differ in num_tokens"):
+        Writer(file, facts | {"asked": FACTS["asked"] | {"num_tokens": 8}})
+    assert file.read_text() == before
 
 
 def test_records_become_one_if_they_are_of_one_kind(record: Record) -> None:
@@ -255,7 +311,7 @@ def test_records_become_one_if_they_are_of_one_kind(record: Record) -> None:
     assert [each.place.run for each in both.answers.values()] == [0] * 12 + [1] * 12
     assert both.costs.keys() == {(0, False), (1, False)}
     other = replace(record, runs=[FACTS | {"asked": FACTS["asked"] | {"dtype": "float32"}}])
-    with pytest.raises(ConfigurationError, match="several dtype"):
+    with pytest.raises(ConfigurationError, match="differ in dtype"):
         Record.merged([record, other])
 
 

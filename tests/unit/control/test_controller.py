@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
@@ -16,7 +17,7 @@ from forerun.control.budget import LEVELS, MARGIN, how_many, likeliest
 from forerun.control.controller import PLAIN_EVERY, Controller, Step
 from forerun.control.cost import StepCost
 from forerun.control.guesses import Guesses, cut
-from forerun.control.honesty import ENOUGH_LOOKS, HEAD_START, LONGEST_REST, SHARE
+from forerun.control.honesty import ENOUGH_LOOKS, HEAD_START, LONGEST_REST, SHARE, Rest
 from forerun.errors import InvalidDraft
 from forerun.types import BoolArray, Draft, Proposal
 
@@ -301,13 +302,40 @@ def test_one_slow_look_is_forgotten() -> None:
     assert looked(controller, stands=True, num_steps=100, look=0.001) >= 95
 
 
+def rested(rest: Rest, outcomes: Sequence[tuple[float, float]], *, took: float = 1.0) -> int:
+    """How many of so many steps pass without a look, where looks promise and bring that."""
+    steps = 0
+    for promised, brought in outcomes:
+        if rest.is_over():
+            rest.looked(promised, brought, took)
+        else:
+            steps += 1
+    return steps
+
+
+def test_promises_count_as_far_as_they_are_kept() -> None:
+    """Guesses that are chosen for what they promise bring less; whether that is still enough is noisy."""
+    noise = np.random.default_rng(0).normal(0.0, 8.0, (20, 3000))
+
+    def share(mean: float, rests: list[Rest]) -> float:
+        outcomes = ([(2.0, mean + each) for each in some] for some in noise)
+        return sum(map(rested, rests, outcomes)) / noise.size
+
+    tired = [Rest() for _ in noise]
+    assert share(2.0, [Rest() for _ in noise]) < 0.05
+    assert share(0.0, tired) > 0.75
+    assert rested(tired[0], [(200.0, 200.0)] * 100) <= 2 * LONGEST_REST, "text begins to repeat"
+    assert rested(tired[0], [(0.0, 0.0)] * 1200) > 800
+    assert rested(tired[0], [(0.0, 100.0)] * 20) <= LONGEST_REST, "somebody found out"
+
+
 def test_one_class_rests_and_the_other_does_not() -> None:
     controller = Controller(StepCost((1, 2), (1.0, 1.05)))
     controller.admit("greedy", greedy=True)
     controller.admit("drawn", greedy=False)
     for _ in range(2 * int(ENOUGH_LOOKS)):
-        controller.rests[0].looked(0.0, 1.0)
-        controller.rests[1].looked(2.0, 1.0)
+        controller.rests[0].looked(0.0, 0.0, 1.0)
+        controller.rests[1].looked(2.0, 2.0, 1.0)
     assert controller.looks(controller.open(["greedy", "drawn"], 2)).tolist() == [True, False]
 
 

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from forerun.bench.summary import Ratio
+from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.tune.advice import Advice
 from forerun.tune.measure import Measured
 from forerun.tune.page import as_values, write_page
-from forerun.tune.predict import NOTHING, PLAIN, Choice, Prediction, Spoken, best, lookups, predict
+from forerun.tune.predict import NOTHING, PLAIN, Choice, Plainly, Prediction, best, lookups, predict
 
 FLAT = {rows: 0.05 + 0.0001 * rows for rows in (1, 2, 4, 8, 16, 32)}
 STEEP = {rows: 0.05 * rows for rows in (1, 2, 4, 8, 16, 32)}
 
 
-def repeating(num: int = 6, pace: float = 0.05) -> list[Spoken]:
+def repeating(num: int = 6) -> list[Transcript]:
     """Answers that say their prompts again."""
     random = np.random.default_rng(0)
     texts = [random.integers(10, 1000, 80) for _ in range(num)]
-    return [Spoken(text, text.copy(), pace) for text in texts]
+    return [Transcript("copies", text, text.copy()) for text in texts]
 
 
-def novel(num: int = 6) -> list[Spoken]:
+def novel(num: int = 6) -> list[Transcript]:
     """Answers in which nothing comes again."""
-    return [Spoken(np.arange(100) + 1000 * at, np.arange(100) + 1000 * at + 500, 0.05) for at in range(num)]
+    return [
+        Transcript("news", np.arange(100) + 1000 * at, np.arange(100) + 1000 * at + 500) for at in range(num)
+    ]
+
+
+def told(answers: list[Transcript], costs: dict[int, float], beside: float = 0.0) -> Plainly:
+    """Answers of plain decoding whose steps take so long beside their pass."""
+    return Plainly(answers, costs, costs[1] + beside)
 
 
 def test_where_text_repeats_and_guesses_are_free_lookups_gain() -> None:
-    found = [predict(choice, repeating(), FLAT) for choice in lookups()]
+    found = [predict(choice, told(repeating(), FLAT)) for choice in lookups()]
     chosen = best(found)
     assert chosen.gain > 4
     assert chosen.tokens_per_step > 4
@@ -41,29 +50,28 @@ def test_where_text_repeats_and_guesses_are_free_lookups_gain() -> None:
 
 @pytest.mark.parametrize("costs", [FLAT, STEEP])
 def test_where_nothing_repeats_plain_is_best(costs: dict[int, float]) -> None:
-    found = [predict(choice, novel(), costs) for choice in lookups()]
+    found = [predict(choice, told(novel(), costs)) for choice in lookups()]
     assert best(found) is NOTHING
     assert all(0.9 < each.gain <= 1.0 for each in found), "and guessing anyway costs little"
 
 
 def test_where_rows_cost_what_passes_cost_nothing_gains() -> None:
-    assert best([predict(choice, repeating(), STEEP) for choice in lookups()]) is NOTHING
+    assert best([predict(choice, told(repeating(), STEEP)) for choice in lookups()]) is NOTHING
 
 
 def test_what_steps_take_beside_their_passes_is_saved_as_well() -> None:
     costs = {rows: 0.04 + 0.01 * rows for rows in FLAT}
-    bare, heavy = (predict(lookups()[1], repeating(pace=pace), costs) for pace in (0.05, 5.0))
+    bare, heavy = (predict(lookups()[1], told(repeating(), costs, beside)) for beside in (0.0, 5.0))
     assert bare.tokens_per_step == heavy.tokens_per_step
     assert bare.gain < 0.6 * bare.tokens_per_step, "rows have their price"
     assert heavy.gain > 0.9 * heavy.tokens_per_step, "which is nothing beside what steps take"
 
 
-def test_prompts_are_told_apart_and_the_one_in_the_middle_is_told() -> None:
-    found = predict(lookups()[1], [*repeating(3), *novel(2)], FLAT)
-    assert found.gain == pytest.approx(sorted(found.by_prompt.values())[2])
-    assert found.over([3, 4]) < 1.01
-    assert found.over([0, 1, 2]) > 4
-    assert found.over([0]) == pytest.approx(found.by_prompt[0])
+def test_the_prompt_in_the_middle_is_told_not_the_mean() -> None:
+    few, many = ([*repeating(num), *novel(5 - num)] for num in (2, 3))
+    assert predict(lookups()[1], told(few, FLAT)).gain < 1.01
+    assert predict(lookups()[1], told(many, FLAT)).gain > 4
+    assert predict(lookups()[1], told(many, FLAT).some([3, 4])).gain < 1.01
 
 
 def test_who_needs_less_wins_where_two_gain_the_same() -> None:
@@ -83,13 +91,20 @@ def advice(gain: float, predicted: float, **given: int) -> Advice:
 
 
 def test_the_paragraph_says_what_to_use_and_how_sure_it_is() -> None:
-    told = advice(2.4, 2.5).paragraph()
-    assert told.startswith("Use suffixes of the request.")
-    assert "2.40 [2.28, 2.52]" in told
-    assert "predicted for these: 2.60, for all: 2.50" in told
-    assert "12 of 12 answers are the same, token for token." in told
+    words = advice(2.4, 2.5).paragraph()
+    assert words.startswith("Use suffixes of the request.")
+    assert "2.40 [2.28, 2.52]" in words
+    assert "predicted for these: 2.60, for all: 2.50" in words
+    assert "12 of 12 answers are the same, token for token." in words
     assert "near-ties" in advice(2.4, 2.5, same=11).paragraph()
     assert "A draft model that is right 75%" in advice(1.2, 1.2).paragraph()
+
+
+def test_a_draft_model_was_tried_not_predicted() -> None:
+    model = Prediction(Choice("the draft model x", SpeculationConfig(draft_model="x")), 1.5, measured=True)
+    words = replace(advice(1.4, 1.5), best=model, predictions=[model]).paragraph()
+    assert "a first try: 1.50" in words
+    assert "predicted" not in words
 
 
 def test_a_real_run_that_refutes_the_prediction_ends_it() -> None:

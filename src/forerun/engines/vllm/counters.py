@@ -39,7 +39,8 @@ def share(instance: str, engine: int, series: Sequence[Series]) -> Values:
             file.unlink(missing_ok=True)
     file = folder / f"{_key(instance)}-{engine}-{os.getpid()}.counts"
     file.write_bytes(len(header).to_bytes(_SIZE, "little") + header + bytes(_SIZE * len(series)))
-    return np.memmap(file, np.float64, "r+", offset=_SIZE + len(header), shape=(len(series),))
+    values = np.memmap(file, np.float64, "r+", offset=_SIZE + len(header), shape=(len(series),))
+    return np.asarray(values)  # whose items are quicker to read and to write
 
 
 def read(instance: str) -> Iterator[tuple[str, Series, float]]:

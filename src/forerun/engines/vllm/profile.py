@@ -6,6 +6,7 @@ start. Where they do not share a disk the scheduler begins with a typical curve 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from forerun.engines.vllm.tally import logger
 DEEP: Final = 16
 WIDEST: Final = 1024
 """Steps are measured with up to so many guesses for everybody, and up to so many rows in all."""
+
+_CORES: Final = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+"""What tells a vLLM on CPUs which cores are its own; all its processes see the same."""
 
 
 def find(vllm_config: Any) -> StepCost | None:
@@ -98,4 +102,5 @@ def _name(vllm_config: Any) -> str:
         ranks=(parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
         seqs=vllm_config.scheduler_config.max_num_seqs,
         device=current_platform.get_device_name(),
+        cores=[os.environ.get(name, "") for name in _CORES],
     )
