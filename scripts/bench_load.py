@@ -304,7 +304,7 @@ def show(lines: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def main(
+def main(  # noqa: PLR0913, PLR0917  (options are many)
     model: Annotated[Path, typer.Option(help="The directory of the model.")],
     questions: Annotated[Path, typer.Option(help="Spec-Bench's questions; those of MT-bench are chat.")],
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
