@@ -19,6 +19,9 @@ from forerun.servers.streaming import Streamed, decoding_speed, num_steps
 DIGITS: Final = 5
 """Of seconds: what clocks tell apart."""
 
+TAKEN: Final = 0.05
+"""Of the machine: an answer during which others had more is disturbed."""
+
 ALIKE: Final = ("model", "dtype", "num_tokens")
 """What runs have to share to stand in one report."""
 
@@ -45,7 +48,8 @@ class Place:
 class Answer:
     """What one contestant answered at a place, piece by piece, or why it did not.
 
-    Times are seconds after the group began; the request itself was sent at `sent`.
+    Times are seconds after the group began; the request itself was sent at `sent`. `stolen` is what others
+    had of the machine meanwhile.
     """
 
     place: Place
@@ -59,6 +63,7 @@ class Answer:
     guessed: tuple[int, ...] | None = None
     stood: tuple[int, ...] | None = None
     error: str = ""
+    stolen: float = 0.0
 
     @classmethod
     def of(cls, place: Place, who: str, streamed: Streamed, began: float) -> Answer:

@@ -23,7 +23,7 @@ from forerun.bench.figures.races import (
     draw_waiting,
 )
 from forerun.bench.page import Page
-from forerun.bench.record import Record
+from forerun.bench.record import TAKEN, Record
 from forerun.bench.summary import ALL, Line, Result, summarise
 from forerun.errors import UnreadableRecord
 
@@ -95,6 +95,17 @@ def findings(results: Sequence[Result]) -> list[str]:
         if not each.words.honest:
             words = each.words.told()
             told.append(f"{setting_words(each)}: {each.who} does not say what {each.plain} says: {words}.")
+    return told + _disturbed(results)
+
+
+def _disturbed(results: Sequence[Result]) -> list[str]:
+    """Whose answers came while others had too much of the machine."""
+    settings = dict.fromkeys(setting_words(each) for each in results if each.num_disturbed)
+    told = []
+    for setting in settings:
+        some = [each for each in results if each.num_disturbed and setting_words(each) == setting]
+        whose = ", ".join(f"{each.num_disturbed} of {each.who}" for each in some)
+        told.append(f"{setting}: others had more than {TAKEN:.0%} of the machine during answers: {whose}.")
     return told
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.bench.contestants import FORERUN
 from forerun.bench.equality import Words, pairs, words_of
-from forerun.bench.record import Answer, Costs, Record
+from forerun.bench.record import TAKEN, Answer, Costs, Record
 from forerun.bench.replay import SHORTEST
 from forerun.types import FloatArray
 
@@ -59,7 +59,8 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Result:
     """A contestant at a temperature and a width. `num_missing` answers were to be given, by it or by its
-    plain one, and were not; `suspect` is who said something else at another setting.
+    plain one, and were not; `suspect` is who said something else at another setting. During `num_disturbed`
+    answers others had too much of the machine.
 
     Who is faster than whom is told by way of forerun's plain one, which others ran beside in their own runs:
     `beside` is the speed over its, by category, and of all requests together.
@@ -76,6 +77,7 @@ class Result:
     num_missing: int = 0
     why: str = ""
     suspect: bool = False
+    num_disturbed: int = 0
     beside: dict[str, float] = field(default_factory=dict)
     between: tuple[float, ...] = field(default=(), repr=False)
 
@@ -135,6 +137,7 @@ def _result(record: Record, who: str, temperature: float, width: int) -> Result:
         words_of(record, who, temperature, width),
         record.num_wanted(who, temperature, width) - len(matched),
         next((why for why in [*gave_up, *(each.error for each in mine)] if why), ""),
+        num_disturbed=sum(each.stolen > TAKEN for each in good),
         beside=_beside(record, good),
         between=tuple(gap for each in good for gap in gaps(each)),
     )

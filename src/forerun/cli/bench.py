@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -77,6 +78,7 @@ def run(
         names = [*(against or ()), *(() if only else (FORERUN,))]
         entered = contestants(served, names, dict(_pair(each) for each in baseline or ()))
         writer = Writer(output, _facts(race, served, entered))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server is left behind
         try:
             if race.is_over([each.name for each in entered], writer):
                 typer.echo(f"{output} has all of this already; to measure again, name another file", err=True)
@@ -122,7 +124,7 @@ def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
     """Start everybody and let them race."""
     from forerun.bench.contestants import OURS
     from forerun.bench.costs import pass_costs
-    from forerun.bench.race import REST, run_race, warm_up
+    from forerun.bench.race import run_race, warm_up
     from forerun.errors import ServerFailed
 
     with ExitStack() as stack:
@@ -135,7 +137,7 @@ def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
             except ServerFailed as error:
                 writer.add({"run": writer.run, "who": each.name, "gave_up": str(error)[-1000:]})
         warm_up(race, lanes, writer, lambda who: say(0, f"warming up {who}"))
-        run_race(race, lanes, writer, say, 0.0 if all(each.url for each in entered) else REST)
+        run_race(race, lanes, writer, say, here=not all(each.url for each in entered))
         told = (pass_costs(lane) for who, lane in lanes.items() if who in OURS)
         for drawn, costs in next(filter(None, told), {}).items():
             writer.add({"run": writer.run, "drawn": drawn, "costs": costs})

@@ -325,3 +325,10 @@ def test_what_is_no_record_is_told(tmp_path: Path) -> None:
     file.write_text("hello\nworld\n")
     with pytest.raises(UnreadableRecord, match="holds no record"):
         Record.read(file)
+
+
+def test_disturbed_answers_are_told(record: Record) -> None:
+    assert not any("others had" in each for each in findings(summarise(record)))
+    record.keep(replace(record.answers[place(1), "forerun"], stolen=0.06))
+    told = findings(summarise(record))[-1]
+    assert told == "Greedy, 1 at a time: others had more than 5% of the machine during answers: 1 of forerun."
