@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format test docs bench-control bench-core bench-drafters bench-load bench-local bench-serving bench-tune readme simulate build clean
+.PHONY: setup models check format test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune readme simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -51,10 +51,6 @@ bench-control:
 # that does nothing else.
 bench-load:
 	@$(RUN)/python scripts/bench_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
-
-# Three servers at once, asked in turn: about a quarter of an hour, on a machine that does nothing else.
-bench-serving:
-	@$(RUN)/python scripts/bench_serving.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # What tune recommends beside a sweep of everything: an hour or so for each file of prompts.
 bench-tune:

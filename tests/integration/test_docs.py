@@ -87,22 +87,10 @@ def test_the_lab_notes_quote_the_record() -> None:
         assert line["limit"] is None or line["ratio"][0] <= line["limit"]
 
 
-def test_the_readme_quotes_the_record_of_serving() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "bench-serving.json").read_text())
-    readme = (ROOT / "README.md").read_text()
-    notes = (ROOT / "docs" / "lab-notes.md").read_text()
-    for width, found in record["by concurrency"].items():
-        plain = found["seconds per token"]["vLLM plain"]
-        for name in ("vLLM ngram", "forerun"):
-            ratios = []
-            for category in dict.fromkeys(found["categories"]):
-                at = [place for place, each in enumerate(found["categories"]) if each == category]
-                mine = found["seconds per token"][name]
-                ratios.append(statistics.median(plain[place] / mine[place] for place in at))
-                tokens = sum(found["tokens"][name][place] - 1 for place in at)
-                steps = tokens - sum(found["accepted"][name][place] for place in at)
-                assert width != "1" or f"| {ratios[-1]:.2f} ({tokens / steps:.2f}) |" in readme
-            assert f"| {statistics.geometric_mean(ratios):.2f} |" in notes
+def test_tables_of_speeds_are_what_the_record_says() -> None:
+    script = ROOT / "scripts" / "readme.py"
+    made = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
 
 
 def test_the_lab_notes_quote_the_record_of_the_drafters() -> None:

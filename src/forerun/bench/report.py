@@ -140,13 +140,13 @@ def _is_rival(other: Result, ours: Result) -> bool:
 
 
 def _faster(other: Result, ours: Result) -> dict[str, float]:
-    """Where somebody is faster than forerun, and how much."""
+    """Where somebody is faster than forerun, as far as two digits tell, and how much."""
     ratios = {
         name: other.beside[name] / speed
         for name, speed in ours.beside.items()
         if name in other.beside and (name == ALL) == (ours.width > 1)
     }
-    return {name: ratio for name, ratio in ratios.items() if ratio > 1}
+    return {name: ratio for name, ratio in ratios.items() if round(ratio, 2) > 1}
 
 
 def _listed(names: Sequence[str], ours: Result) -> str:
