@@ -27,10 +27,12 @@ h2 { font-size: 1.15rem; margin: 2.4rem 0 .4rem }
 p.sub, figcaption, .quiet { color: var(--quiet) } figcaption { font-size: .88rem; margin-top: .2rem }
 ul.found { padding-left: 1.1rem; font-size: 1.05rem } ul.found li { margin: .35rem 0 }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .86rem; width: 100% }
-th, td { padding: .32rem .5rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
-  font-variant-numeric: tabular-nums } th { font-weight: 600; color: var(--quiet) }
-th:first-child, td:first-child { text-align: left } tr.ours td { color: var(--ours); font-weight: 600 }
-td.wrong { color: var(--wrong) } .small { font-size: .78rem; color: var(--quiet) }
+th, td { padding: .32rem .4rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
+  font-variant-numeric: tabular-nums }
+th { font-weight: 600; color: var(--quiet); white-space: normal; vertical-align: bottom }
+th:first-child, td:first-child, th.words, td.words { text-align: left }
+td.words { white-space: normal; min-width: 8rem } tr.ours td { color: var(--ours); font-weight: 600 }
+tr.wrong td { color: var(--wrong) } .small { font-size: .78rem; color: var(--quiet) }
 figure { margin: .6rem 0 } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1.2rem }
 @media (max-width: 52rem) { .pair { grid-template-columns: 1fr } }
 svg { max-width: 100%; height: auto } svg text { font-family: system-ui, sans-serif !important }

@@ -295,30 +295,29 @@ def _loads(results: Sequence[Result]) -> str:
 
 def _table(results: Sequence[Result]) -> str:
     titles = (
-        "", "over plain", "words", "end to end", "tokens/s", "all together", "tokens/step", "of the limit",
+        "", "over plain", "end to end", "tokens/s", "all together", "tokens/step", "of the limit",
         "first token", "between, 50 / 99 %",
     )  # fmt: skip
     head = "".join(f"<th>{title}</th>" for title in titles)
-    return f"<div class='wide'><table><tr>{head}</tr>{''.join(map(_row, results))}</table></div>"
+    rows = "".join(map(_row, results))
+    return f"<div class='wide'><table><tr>{head}<th class='words'>words</th></tr>{rows}</table></div>"
 
 
 def _row(result: Result) -> str:
-    kind = " class='ours'" if result.who == FORERUN else ""
-    wrong = "" if result.sound else " class='wrong'"
-    cells = "".join(f"<td{wrong}>{cell}</td>" for cell in _figures(result))
+    kinds = {"ours": result.who == FORERUN, "wrong": not result.sound}
+    kind = " ".join(name for name, holds in kinds.items() if holds)
     name = f"{escape(result.who)} <span class='small'>{escape(result.precision)}</span>"
-    return f"<tr{kind}><td>{name}</td>{cells}</tr>"
+    cells = "".join(f"<td>{cell}</td>" for cell in (name, *_figures(result)))
+    return f"<tr class='{kind}'>{cells}<td class='words'>{escape(_words(result))}</td></tr>"
 
 
 def _figures(result: Result) -> list[str]:
     line = result.overall
-    words = escape(_words(result))
     if line is None:
-        return ["", words, *[""] * 7]
+        return [""] * 8
     ratio, whole = line.over_plain, line.end_to_end
     return [
         f"{ratio.value:.2f}{mark(result)} <span class='small'>[{ratio.low:.2f}, {ratio.high:.2f}]</span>",
-        words,
         f"{whole.value:.2f}",
         f"{line.speed:.1f}",
         f"{result.throughput:.1f}",

@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.bench.contestants import FORERUN
 from forerun.bench.equality import Words, pairs, words_of
-from forerun.bench.record import TAKEN, Answer, Costs, Record
+from forerun.bench.record import TAKEN, Answer, Costs, Place, Record
 from forerun.bench.replay import SHORTEST
 from forerun.types import FloatArray
 
@@ -63,7 +63,8 @@ class Result:
     answers others had too much of the machine.
 
     Who is faster than whom is told by way of forerun's plain one, which others ran beside in their own runs:
-    `beside` is the speed over its, by category, and of all requests together.
+    `beside` is the speed over its, by category, and of all requests together. Tokens per second are told at
+    the pace that it has over all runs, since runs have their hours.
     """
 
     who: str
@@ -122,9 +123,11 @@ def _result(record: Record, who: str, temperature: float, width: int) -> Result:
             categories[other.place.category].append((plain, other))
     told = record.costs if facts["plain"] == "vllm" else {}
     costs = {run: each for (run, drawn), each in told.items() if drawn == bool(temperature)}
-    lines = {name: _line([some], costs) for name, some in categories.items()}
+    by_yardstick = _by_yardstick(record, good)
+    pace = _pace(record, by_yardstick)
+    lines = {name: _line([some], costs, pace) for name, some in categories.items()}
     if lines:
-        lines[ALL] = _line(list(categories.values()), costs)
+        lines[ALL] = _line(list(categories.values()), costs, pace)
     gave_up = [why for (_, each), why in record.gave_up.items() if each == who]
     return Result(
         who,
@@ -133,21 +136,25 @@ def _result(record: Record, who: str, temperature: float, width: int) -> Result:
         temperature,
         width,
         lines,
-        _throughput(good),
+        _throughput(good) * pace,
         words_of(record, who, temperature, width),
         record.num_wanted(who, temperature, width) - len(matched),
         next((why for why in [*gave_up, *(each.error for each in mine)] if why), ""),
         num_disturbed=sum(each.stolen > TAKEN for each in good),
-        beside=_beside(record, good),
+        beside=_beside(by_yardstick),
         between=tuple(gap for each in good for gap in gaps(each)),
     )
 
 
-def _beside(record: Record, mine: Sequence[Answer]) -> dict[str, float]:
-    """Speeds over those of forerun's plain one at the same places, by category; and of all together."""
+def _by_yardstick(record: Record, mine: Sequence[Answer]) -> list[Pair]:
+    """Answers with those of forerun's plain one at the same places."""
     shared = record.contestants().get(FORERUN, {}).get("plain", "")
     both = [(record.answers.get((each.place, shared)), each) for each in mine]
-    matched = [(plain, each) for plain, each in both if plain is not None and not plain.error]
+    return [(plain, each) for plain, each in both if plain is not None and not plain.error]
+
+
+def _beside(matched: Sequence[Pair]) -> dict[str, float]:
+    """Speeds over the yardstick's, by category; and of all together."""
     ratios: dict[str, list[float]] = defaultdict(list)
     for plain, each in matched:
         if min(plain.num_tokens, each.num_tokens) >= SHORTEST and plain.speed and each.speed:
@@ -157,7 +164,22 @@ def _beside(record: Record, mine: Sequence[Answer]) -> dict[str, float]:
     return found | ({ALL: _throughput([each for _, each in matched]) / before} if before else {})
 
 
-def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs]) -> Line:
+def _pace(record: Record, matched: Sequence[Pair]) -> float:
+    """The yardstick's speed over all runs, over that in the runs of these answers, question by question."""
+    usual: dict[tuple[str, Place], list[float]] = defaultdict(list)
+    for each in record.answers.values():
+        if each.speed:
+            usual[_asked(each)].append(each.speed)
+    ratios = [float(np.median(usual[_asked(plain)])) / plain.speed for plain, _ in matched if plain.speed]
+    return float(np.median(ratios)) if ratios else 1.0
+
+
+def _asked(answer: Answer) -> tuple[str, Place]:
+    """Who was asked what, and how, in whichever run."""
+    return answer.who, replace(answer.place, run=0, group=0)
+
+
+def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs], pace: float) -> Line:
     """The figures of some answers, each with the plain one's, by category."""
     mine = [other for some in categories for _, other in some]
     steps = [each.num_steps for each in mine]
@@ -165,22 +187,22 @@ def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs]) -> Line
     guesses = sum(sum(each.guessed or ()) for each in mine)
     firsts = [each.times[0] - each.sent for each in mine]
     between = np.array([gap for each in mine for gap in gaps(each)] or [0.0])
-    middle, late, last = (float(each) for each in np.percentile(between, (50, 90, 99)))
+    half, late, last = (float(each) for each in np.percentile(between, (50, 90, 99)))
     limits = [
         np.array([each for _, other in some if (each := limit(other, costs.get(other.place.run)))])
         for some in categories
     ]
     return Line(
         len(mine),
-        float(np.median([each.speed for each in mine if each.speed])),
+        float(np.median([each.speed for each in mine if each.speed])) * pace,
         ratio_of([_ratios(some, lambda each: each.speed or 0.0) for some in categories]),
         ratio_of([_ratios(some, _whole) for some in categories]),
         sum(each.num_later for each in mine) / known if known else None,
         guesses / known if known else None,
         survival(mine),
         (float(np.median(firsts)), float(np.percentile(firsts, 99))),
-        (middle, late, last),
-        ratio_of(limits).value if all(each.size for each in limits) else None,
+        (half, late, last),
+        middle(limits) if all(each.size for each in limits) else None,
     )
 
 
@@ -193,14 +215,18 @@ def _whole(answer: Answer) -> float:
     return answer.num_tokens / (answer.times[-1] - answer.sent)
 
 
+def middle(categories: Sequence[FloatArray]) -> float:
+    """The geometric mean of the categories' medians."""
+    return float(np.exp(np.mean([np.median(np.log(each)) for each in categories])))
+
+
 def ratio_of(categories: Sequence[FloatArray]) -> Ratio:
-    """The geometric mean of the categories' medians, with its interval."""
+    """The same, with its interval."""
     noise = np.random.default_rng(0)
     logs = [np.log(each) for each in categories]
     drawn = np.mean([np.median(noise.choice(each, (RESAMPLES, each.size)), axis=1) for each in logs], axis=0)
-    low, high = np.percentile(drawn, (2.5, 97.5))
-    middle = np.mean([np.median(each) for each in logs])
-    return Ratio(*(float(np.exp(each)) for each in (middle, low, high)))
+    low, high = (float(np.exp(each)) for each in np.percentile(drawn, (2.5, 97.5)))
+    return Ratio(middle(categories), low, high)
 
 
 def gaps(answer: Answer) -> Iterator[float]:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from forerun.bench.replay import Replay, Tally
-from forerun.bench.summary import ratio_of
+from forerun.bench.summary import middle
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.control.cost import StepCost
@@ -100,7 +100,7 @@ def predict(choice: Choice, plainly: Plainly) -> Prediction:
     tokens, steps = sum(each.num_tokens for each in tallies), sum(each.num_steps for each in tallies)
     return Prediction(
         choice,
-        ratio_of([np.array(gains)]).value,  # as measured gains have it
+        middle([np.array(gains)]),  # as measured gains have it
         tokens / steps,
         sum(each.num_guesses for each in tallies) / steps,
         tuple(

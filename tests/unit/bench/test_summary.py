@@ -105,6 +105,24 @@ def test_intervals_hold_the_ratio_and_grow_with_the_spread() -> None:
     assert far.high - far.low > 5 * (near.high - near.low)
 
 
+def test_who_ran_in_a_slower_hour_is_told_at_the_pace_of_all(record: Record) -> None:
+    """The same contestant, beside the same plain one, has the same speed in whichever run."""
+    alone = next(each for each in summarise(record) if each.who == "forerun").overall
+    they = FACTS["contestants"]
+    record.runs.append({**FACTS, "contestants": {"vllm": they["vllm"], "later": they["forerun"]}})
+    for number in range(4):
+        at, mood = replace(place(number), run=1), 1.0 + 0.5 * number
+        record.keep(answer("vllm", at, pause=3 * 0.02 * mood))
+        record.keep(answer("later", at, pause=3 * 0.025 * mood, piece=4))
+    both = {each.who: each for each in summarise(record)}
+    earlier, later = both["forerun"].overall, both["later"].overall
+    assert alone is not None
+    assert earlier is not None
+    assert later is not None
+    assert later.speed == pytest.approx(earlier.speed)
+    assert earlier.speed != pytest.approx(alone.speed)
+
+
 def test_tokens_that_come_together_wait_for_nothing() -> None:
     assert list(gaps(answer("x", place(0), pause=0.5, piece=2, num=5))) == [0.5, 0.0, 0.5, 0.0]
 

@@ -7,30 +7,50 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from forerun.bench.contestants import FORERUN, FORERUN_DRAFT
 from forerun.bench.summary import ALL, Result
 from forerun.plots import pyplot
 
 INK: Final = "#23272e"
 OURS: Final = "#1a7f5a"
 PLAIN: Final = "#8a8f98"
+OURS_TOO: Final = "#6fb58f"
+DASHES: Final = ("--", ":", "-.")
 OTHERS: Final = ("#d9822b", "#3b6fb6", "#a4508b", "#c2b02f", "#5aa7a7", "#b0413e", "#7a6a4f")
 
 Figure = Any
 
 
-def colours(names: Sequence[str], plain: Sequence[str]) -> dict[str, str]:
-    """A colour for everybody: ours, grey for plain ones, and the rest by their order."""
-    others = [name for name in names if not name.startswith("forerun") and name not in plain]
-    found = dict(zip(others, OTHERS * len(names), strict=False))
-    for name in names:
-        if name.startswith("forerun"):
-            found[name] = OURS if name == "forerun" else "#6fb58f"
-    return {name: found.get(name, PLAIN) for name in names}
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How somebody is drawn."""
+
+    colour: str
+    dashes: str = "-"
+
+    def points(self, *, sound: bool) -> dict[str, str]:
+        """Hollow ones for what is not sound."""
+        return {"color": self.colour, "markerfacecolor": self.colour if sound else "none"}
+
+
+def looks(results: Sequence[Result]) -> dict[str, Look]:
+    """How everybody is drawn: ours in green, plain ones grey with dashes of their own, the rest by order."""
+    names = dict.fromkeys(each.who for each in results)
+    plain = dict.fromkeys(each.plain for each in results)
+    ours = {FORERUN: Look(OURS), FORERUN_DRAFT: Look(OURS_TOO)}
+    others = [name for name in names if name not in plain and name not in ours]
+    return (
+        dict(zip(others, map(Look, cycle(OTHERS)), strict=False))
+        | {name: Look(PLAIN, dashes) for name, dashes in zip(plain, cycle(DASHES), strict=False)}
+        | ours
+    )
 
 
 def draw_speed(results: Sequence[Result]) -> Figure:
@@ -38,7 +58,7 @@ def draw_speed(results: Sequence[Result]) -> Figure:
     some = [each for each in results if each.who != each.plain and each.overall is not None]
     categories = list(dict.fromkeys(name for each in some for name in each.by_category if name != ALL))
     rows = [*categories, ALL]
-    paint = colours([each.who for each in results], [each.plain for each in results])
+    look = looks(results)
     figure, axes = axes_of(10.4, 1.0 + 0.115 * len(rows) * (len(some) + 2))
     axes.axvline(1.0, color=INK, linewidth=1)
     for number, each in enumerate(some):
@@ -51,9 +71,8 @@ def draw_speed(results: Sequence[Result]) -> Figure:
             [ratio.high - ratio.value for ratio in ratios],
         ]
         axes.errorbar(
-            [ratio.value for ratio in ratios], places, xerr=whiskers, fmt="o", color=paint[each.who],
-            markersize=5.5, elinewidth=1.4, label=each.who,
-            markerfacecolor=paint[each.who] if each.sound else "none",
+            [ratio.value for ratio in ratios], places, xerr=whiskers, fmt="o",
+            markersize=5.5, elinewidth=1.4, label=each.who, **look[each.who].points(sound=each.sound),
         )  # fmt: skip
     axes.set_yticks(range(len(rows)), [*categories, "all"])
     axes.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=INK, alpha=0.06, linewidth=0)
@@ -68,16 +87,15 @@ def draw_speed(results: Sequence[Result]) -> Figure:
 def draw_throughput(results: Sequence[Result]) -> Figure:
     """Tokens per second of all requests by how many are asked at once."""
     names = list(dict.fromkeys(each.who for each in results))
-    paint = colours(names, [each.plain for each in results])
+    look = looks(results)
     figure, axes = axes_of(6.4, 3.9)
     widths = sorted({each.width for each in results})
     for name in names:
         mine = sorted((each.width, each.throughput) for each in results if each.who == name)
-        dashed = "--" if paint[name] == PLAIN else "-"
         whole = all(each.sound for each in results if each.who == name)
         axes.plot(
-            *zip(*mine, strict=True), dashed, marker="o", markersize=4.5, color=paint[name], label=name,
-            markerfacecolor=paint[name] if whole else "none", linewidth=1.6 if whole else 0.8,
+            *zip(*mine, strict=True), look[name].dashes, marker="o", markersize=4.5, label=name,
+            linewidth=1.6 if whole else 0.8, **look[name].points(sound=whole),
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(widths, [str(width) for width in widths])
@@ -93,14 +111,14 @@ def draw_throughput(results: Sequence[Result]) -> Figure:
 def draw_survival(results: Sequence[Result], deepest: int = 16) -> Figure:
     """The share of steps in which at least so many guesses stood."""
     some = [each for each in results if each.overall is not None and each.overall.survival]
-    paint = colours([each.who for each in results], [each.plain for each in results])
+    look = looks(results)
     figure, axes = axes_of(6.4, 3.9)
     for each in some:
         assert each.overall is not None
         values = each.overall.survival[:deepest]
         axes.plot(
-            range(1, len(values) + 1), values, "o-", markersize=4, color=paint[each.who], label=each.who,
-            markerfacecolor=paint[each.who] if each.sound else "none",
+            range(1, len(values) + 1), values, "o-", markersize=4, label=each.who,
+            **look[each.who].points(sound=each.sound),
         )  # fmt: skip
     axes.set_ylim(0, None)
     axes.set_xlim(0.5, deepest + 0.5)
@@ -113,15 +131,16 @@ def draw_survival(results: Sequence[Result], deepest: int = 16) -> Figure:
 
 def draw_waiting(results: Sequence[Result]) -> Figure:
     """How long a reader waits for the next token: the share of tokens that came within so many ms."""
-    paint = colours([each.who for each in results], [each.plain for each in results])
+    look = looks(results)
     figure, axes = axes_of(6.4, 3.9)
     some = [each for each in results if each.between]
     for each in some:
         waits = np.sort(np.array(each.between)) * 1000
-        dashed = "--" if paint[each.who] == PLAIN else "-"
         share = np.arange(1, waits.size + 1) / waits.size
         width = 1.6 if each.sound else 0.8
-        axes.plot(waits, share, dashed, color=paint[each.who], label=each.who, linewidth=width)
+        axes.plot(
+            waits, share, look[each.who].dashes, color=look[each.who].colour, label=each.who, linewidth=width
+        )
     if some:
         longest = np.percentile([wait for each in some for wait in each.between], 99)
         axes.set_xlim(0, float(longest) * 1300)
