@@ -27,6 +27,9 @@ ALL: Final = "all of them"
 Pair = tuple[Answer, Answer]
 """A plain answer, and another at the same place."""
 
+Speeds = dict[tuple[str, Place], float]
+"""By who was asked, and what."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -96,8 +99,9 @@ class Result:
 
 def summarise(record: Record) -> list[Result]:
     """Every contestant at every temperature and width, in the order of the record."""
+    usual = _usual(record)
     found = [
-        _result(record, who, temperature, width)
+        _result(record, who, temperature, width, usual)
         for temperature, width in record.settings()
         for who in record.contestants()
         if record.num_wanted(who, temperature, width)
@@ -106,7 +110,7 @@ def summarise(record: Record) -> list[Result]:
     return [replace(each, suspect=each.who in wrong) for each in found]
 
 
-def _result(record: Record, who: str, temperature: float, width: int) -> Result:
+def _result(record: Record, who: str, temperature: float, width: int, usual: Speeds) -> Result:
     facts = record.contestants()[who]
 
     def here(each: Answer) -> bool:
@@ -124,7 +128,7 @@ def _result(record: Record, who: str, temperature: float, width: int) -> Result:
     told = record.costs if facts["plain"] == "vllm" else {}
     costs = {run: each for (run, drawn), each in told.items() if drawn == bool(temperature)}
     by_yardstick = _by_yardstick(record, good)
-    pace = _pace(record, by_yardstick)
+    pace = _pace(usual, by_yardstick)
     lines = {name: _line([some], costs, pace) for name, some in categories.items()}
     if lines:
         lines[ALL] = _line(list(categories.values()), costs, pace)
@@ -164,13 +168,18 @@ def _beside(matched: Sequence[Pair]) -> dict[str, float]:
     return found | ({ALL: _throughput([each for _, each in matched]) / before} if before else {})
 
 
-def _pace(record: Record, matched: Sequence[Pair]) -> float:
-    """The yardstick's speed over all runs, over that in the runs of these answers, question by question."""
-    usual: dict[tuple[str, Place], list[float]] = defaultdict(list)
+def _usual(record: Record) -> Speeds:
+    """Everybody's speed at every question, over all runs."""
+    speeds: dict[tuple[str, Place], list[float]] = defaultdict(list)
     for each in record.answers.values():
-        if each.speed:
-            usual[_asked(each)].append(each.speed)
-    ratios = [float(np.median(usual[_asked(plain)])) / plain.speed for plain, _ in matched if plain.speed]
+        if each.speed and not each.error:
+            speeds[_asked(each)].append(each.speed)
+    return {asked: float(np.median(some)) for asked, some in speeds.items()}
+
+
+def _pace(usual: Speeds, matched: Sequence[Pair]) -> float:
+    """The yardstick's speed over all runs, over that in the runs of these answers, question by question."""
+    ratios = [usual[_asked(plain)] / plain.speed for plain, _ in matched if plain.speed]
     return float(np.median(ratios)) if ratios else 1.0
 
 
