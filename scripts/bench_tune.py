@@ -42,18 +42,20 @@ def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
     began = time.perf_counter()
     advice = as_values(advise(model, asked, [], watch))
     yield {"name": TUNED, "gain": advice["predicted_gain"], "seconds": time.perf_counter() - began} | advice
+    began = time.perf_counter()  # a sweep starts its servers, too
     for shared in (False, True):
         with serving(model, SpeculationConfig(share_outputs=shared)) as server:
             some = [each for each in lookups() if each.config.share_outputs is shared]
             for choice in some:
                 for how, wishes in ways(choice.config).items():
-                    began, name = time.perf_counter(), f"{choice.name}{how}"
                     if not how:
                         warm_up(server, asked, wishes, watch)
+                    name = f"{choice.name}{how}"
                     found = measure(server, asked, wishes, watch, name)
                     interval = {"low": found.gain.low, "high": found.gain.high}
                     seconds = time.perf_counter() - began
                     yield {"name": name, "gain": found.gain.value, **interval, "seconds": seconds}
+                    began = time.perf_counter()
 
 
 def verdict(lines: list[dict[str, Any]]) -> dict[str, Any]:
