@@ -2,7 +2,8 @@
 
     make bench-tune ARGS="--prompts code-editing"
 
-Every drafter, as far as it pays and at fixed lengths, each in turn with plain decoding on all prompts.
+Every drafter, as far as it pays and at fixed lengths, each in turn with plain decoding on all prompts; then
+the best of these once more, in turn with what tune says.
 """
 
 from __future__ import annotations
@@ -20,59 +21,68 @@ from forerun.bench.contestants import Model
 from forerun.bench.provenance import provenance
 from forerun.bench.suites import read_suite
 from forerun.config import SpeculationConfig
-from forerun.tune.measure import Asked, measure, serving, warm_up
+from forerun.tune.measure import OFF, Asked, Measured, Way, measure, serving, warm_up
 from forerun.tune.page import as_values
-from forerun.tune.predict import Watch, lookups
+from forerun.tune.predict import Choice, Watch, lookups
 from forerun.tune.run import advise
 from records import AsJson, Record, finish, keep
 
 FIXED: Final = (2, 4, 8, 16)
 TUNED: Final = "forerun tune"
+FINAL: Final = "what tune says over the best of the sweep"
 
 
-def ways(config: SpeculationConfig) -> dict[str, dict[str, Any]]:
+def ways(choice: Choice) -> dict[str, Way]:
     """A drafter as far as it pays, and at fixed lengths."""
-    who = {"forerun_drafter": config.names[0]}
-    fixed = {f", always {most}": who | {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED}
-    return {"": who, **fixed}
+    wishes: dict[str, dict[str, Any]] = {choice.name: {}} | {
+        f"{choice.name}, always {most}": {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED
+    }
+    who, alone = {"forerun_drafter": choice.config.names[0]}, not choice.config.share_outputs
+    return {name: Way(who | more, name, for_itself=alone) for name, more in wishes.items()}
 
 
 def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
-    """What tune predicts and measures, then every way there is."""
+    """What tune predicts and measures, every way there is, and the best of them beside what tune says."""
     began = time.perf_counter()
     advice = as_values(advise(model, asked, [], watch))
     yield {"name": TUNED, "gain": advice["predicted_gain"], "seconds": time.perf_counter() - began} | advice
+    tried, gains = {"plain": OFF}, {"plain": 1.0}
     began = time.perf_counter()  # a sweep starts its servers, too
     for shared in (False, True):
         with serving(model, SpeculationConfig(share_outputs=shared)) as server:
-            some = [each for each in lookups() if each.config.share_outputs is shared]
-            for choice in some:
-                for how, wishes in ways(choice.config).items():
-                    if not how:
-                        warm_up(server, asked, wishes, watch)
-                    name = f"{choice.name}{how}"
-                    found = measure(server, asked, wishes, watch, name)
-                    interval = {"low": found.gain.low, "high": found.gain.high}
-                    seconds = time.perf_counter() - began
-                    yield {"name": name, "gain": found.gain.value, **interval, "seconds": seconds}
-                    began = time.perf_counter()
+            for choice in [each for each in lookups() if each.config.share_outputs is shared]:
+                for name, way in ways(choice).items():
+                    if name == choice.name:
+                        warm_up(server, asked, way.wishes, watch)
+                    found = measure(server, asked, way, watch)
+                    yield told(name, found, time.perf_counter() - began)
+                    began, tried[name], gains[name] = time.perf_counter(), way, found.gain.value
+            best, mine = max(gains, key=lambda name: gains[name]), str(advice["use"])
+            if shared and best != mine:
+                yield told(FINAL, measure(server, asked, tried[mine], watch, against=tried[best]), 0.0)
+
+
+def told(name: str, found: Measured, seconds: float) -> dict[str, Any]:
+    """A line of the record."""
+    interval = {"gain": found.gain.value, "low": found.gain.low, "high": found.gain.high}
+    return {"name": name, **interval, "tokens_per_step": found.tokens_per_step, "seconds": seconds}
 
 
 def verdict(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What was recommended beside the best of all that was run, its gain as measured beside as predicted, and
-    the time that either took. Of many noisy figures the best is too high: its interval says how much.
+    the time that either took. The best of many noisy figures is too high, so it is run once more.
     """
     tuned, *others = lines
-    best = max(others, key=lambda each: float(each["gain"]))
-    mine = next((each["gain"] for each in others if each["name"] == tuned["use"]), 1.0)
+    gains = {"plain": 1.0} | {each["name"]: each["gain"] for each in others}
+    final = gains.pop(FINAL, 1.0)
     real = tuned["measured"]["gain"]["value"] if tuned["measured"] else 1.0
     return {
         "name": "verdict",
         "use": tuned["use"],
-        "over_best": mine / max(best["gain"], 1.0),
-        "best": best["name"],
+        "over_best": final,
+        "best": max(gains, key=lambda name: float(gains[name])),
         "real_over_predicted": real / tuned["predicted_of_measured"],
-        "swept_over_predicted": mine / tuned["predicted_gain"],
+        "swept_over_predicted": gains[tuned["use"]] / tuned["predicted_gain"],
         "share_of_time": tuned["seconds"] / sum(each["seconds"] for each in others),
     }
 

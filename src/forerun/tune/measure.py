@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,16 +28,36 @@ from forerun.servers.streaming import Streamed
 from forerun.tune.predict import Choice, Plainly, Prediction, Watch
 from forerun.types import SamplingParams
 
-OFF: Final = {"vllm_xargs": {"forerun_max_draft": 0, "forerun_adaptive": 0}, "cache_salt": "plain"}
-"""Plain decoding, of which nothing is learnt; under another salt, since nobody is to guess from the very
-answer that is asked for.
-"""
-
 WARM: Final = 4
 """Prompts that are asked before one counts, where what pays has to be learnt."""
 
-LATE: Final = 6
-"""The last so many answers tell what a token takes when the server is asked what passes cost."""
+TOGETHER: Final = 8
+"""Plain answers that are asked for at once: only their words count."""
+
+ALONE: Final = 4
+"""Plain answers that tell what a token takes, and right before the server is asked what passes cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How requests wish to be decoded. Where answers are shared, they are among those of one salt; a way that
+    is `for_itself` shares nothing, wherever it is tried.
+    """
+
+    wishes: Mapping[str, Any]
+    salt: str
+    for_itself: bool = False
+
+    def asks(self, number: int) -> dict[str, Any]:
+        """What the request of this number says beside its prompt."""
+        salt = f"{self.salt} {number}" if self.for_itself else self.salt
+        return {"cache_salt": salt} | ({"vllm_xargs": dict(self.wishes)} if self.wishes else {})
+
+
+OFF: Final = Way({"forerun_max_draft": 0, "forerun_adaptive": 0}, "plain")
+"""Plain decoding, of which nothing is learnt; under another salt, since nobody is to guess from the very
+answer that is asked for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +102,37 @@ def serving(model: Model, config: SpeculationConfig) -> Iterator[Endpoint]:
                 endpoint.close()
 
 
-def answer_plainly(server: Endpoint, asked: Asked, watch: Watch) -> list[Streamed]:
-    """Everything, without guesses."""
+def answer_plainly(server: Endpoint, asked: Asked, at_once: int, watch: Watch) -> list[Streamed]:
+    """Everything, without guesses, so many at a time."""
+
+    def ask(question: Question) -> Streamed:
+        return server.chat(question.text, asked.sampling(question), asked.num_tokens, OFF.asks(0))
+
     answers = []
-    for number, question in enumerate(asked.questions):
-        watch(f"plain answers, {number + 1} of {len(asked.questions)}")
-        answers.append(server.chat(question.text, asked.sampling(question), asked.num_tokens, OFF))
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            for answer in pool.map(ask, asked.questions):
+                answers.append(answer)
+                watch(f"plain answers, {at_once} at a time: {len(answers)} of {len(asked.questions)}")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
     return answers
 
 
 def plainly(server: Endpoint, asked: Asked, watch: Watch) -> tuple[Plainly, float]:
-    """What plain decoding tells of these, and its tokens per second."""
-    answers = answer_plainly(server, asked, watch)
+    """What plain decoding tells of these, and its tokens per second when it is alone."""
+    answers = answer_plainly(server, asked, TOGETHER, watch)
+    alone = answer_plainly(server, asked.some(ALONE), 1, watch)
     costs = costs_of(server, drawn=bool(asked.temperature))
     recorded = [
         Transcript(question.category, np.array(each.prompt_ids), np.array(each.token_ids))
         for question, each in zip(asked.questions, answers, strict=True)
     ]
-    speeds = [each.speed for each in answers if each.speed]
+    speeds = [each.speed for each in alone if each.speed]
     if not speeds:
         raise UnreadablePrompts("every answer is too short to be timed: give prompts with longer ones")
-    return Plainly(recorded, costs, 1 / float(np.median(speeds[-LATE:]))), float(np.median(speeds))
+    speed = float(np.median(speeds))
+    return Plainly(recorded, costs, 1 / speed), speed
 
 
 def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
@@ -114,7 +145,7 @@ def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A choice beside plain decoding, in turn on one server."""
+    """A way beside plain decoding, or another, in turn on one server."""
 
     gain: Ratio
     speed: float
@@ -127,26 +158,20 @@ class Measured:
 
 def warm_up(server: Endpoint, asked: Asked, wishes: Mapping[str, Any], watch: Watch) -> None:
     """Let a server learn what pays from some that do not count, and that nobody guesses from."""
-    for question in asked.some(WARM).questions:
+    way = Way(wishes, "warming up")
+    for number, question in enumerate(asked.some(WARM).questions):
         watch("warming up")
-        server.chat(question.text, asked.sampling(question), asked.num_tokens, _way(wishes, "warming up"))
+        server.chat(question.text, asked.sampling(question), asked.num_tokens, way.asks(number))
 
 
-def _way(wishes: Mapping[str, Any], salt: str) -> dict[str, Any]:
-    return {"cache_salt": salt} | ({"vllm_xargs": dict(wishes)} if wishes else {})
-
-
-def measure(
-    server: Endpoint, asked: Asked, wishes: Mapping[str, Any], watch: Watch, salt: str = "guessed"
-) -> Measured:
-    """Ask everything both ways, in turn; earlier answers are those under the same salt."""
+def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way = OFF) -> Measured:
+    """Ask everything both ways, in turn."""
     pairs = []
-    guessed = _way(wishes, salt)
     for number, question in enumerate(asked.questions):
         watch(f"a real run, {number + 1} of {len(asked.questions)}")
         said = [
-            server.chat(question.text, asked.sampling(question), asked.num_tokens, way)
-            for way in ((OFF, guessed) if number % 2 else (guessed, OFF))
+            server.chat(question.text, asked.sampling(question), asked.num_tokens, each.asks(number))
+            for each in ((against, way) if number % 2 else (way, against))
         ]
         pairs.append(said if number % 2 else said[::-1])
     timed = [

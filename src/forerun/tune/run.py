@@ -5,21 +5,24 @@ run of the best.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from forerun.bench.contestants import Model
 from forerun.config import SpeculationConfig
 from forerun.servers.endpoint import Endpoint
 from forerun.tune.advice import Advice
-from forerun.tune.measure import Asked, Measured, measure, plainly, predicted_by, serving, warm_up
+from forerun.tune.measure import Asked, Measured, Way, measure, plainly, predicted_by, serving, warm_up
 from forerun.tune.predict import NOTHING, Choice, Prediction, Watch, best, lookups, predict
 
-VERIFIED = 12
-"""Prompts of the real run; draft models are tried with every second of them."""
+FEWEST: Final = 6
+"""Prompts of the real run, at least: of many prompts it is every second. Draft models are tried with every
+second of those.
+"""
 
 
 def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch) -> Advice:
     """What to use for prompts like these."""
-    verified = asked.places(VERIFIED)
+    verified = asked.places(max(FEWEST, len(asked.questions) // 2))
     tried = verified[::2]
     watch("starting the server")
     with serving(model, SpeculationConfig()) as server:
@@ -46,7 +49,7 @@ def _verify(server: Endpoint, asked: Asked, watch: Watch, drafter: str | None = 
     """A real run; by one drafter of the server's, if it has several."""
     wishes = {} if drafter is None else {"forerun_drafter": drafter}
     warm_up(server, asked, wishes, watch)
-    return measure(server, asked, wishes, watch)
+    return measure(server, asked, Way(wishes, "guessed"), watch)
 
 
 def _tried(model: Model, asked: Asked, draft: str, watch: Watch) -> Prediction:
