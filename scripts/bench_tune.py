@@ -21,7 +21,7 @@ from forerun.bench.contestants import Model
 from forerun.bench.provenance import provenance
 from forerun.bench.suites import read_suite
 from forerun.config import SpeculationConfig
-from forerun.tune.measure import OFF, Asked, Measured, Way, measure, serving, warm_up
+from forerun.tune.measure import OFF, Asked, Measured, Way, measure, serving, warm_up, way_of
 from forerun.tune.page import as_values
 from forerun.tune.predict import Choice, Watch, lookups
 from forerun.tune.run import advise
@@ -33,12 +33,12 @@ FINAL: Final = "what tune says over the best of the sweep"
 
 
 def ways(choice: Choice) -> dict[str, Way]:
-    """A drafter as far as it pays, and at fixed lengths."""
-    wishes: dict[str, dict[str, Any]] = {choice.name: {}} | {
-        f"{choice.name}, always {most}": {"forerun_adaptive": 0, "forerun_max_draft": most} for most in FIXED
+    """A choice as far as it pays, and at fixed lengths."""
+    fixed = {
+        f"{choice.name}, always {most}": way_of(choice, forerun_adaptive=0, forerun_max_draft=most)
+        for most in FIXED
     }
-    who, alone = {"forerun_drafter": choice.config.names[0]}, not choice.config.share_outputs
-    return {name: Way(who | more, name, for_itself=alone) for name, more in wishes.items()}
+    return {choice.name: way_of(choice), **fixed}
 
 
 def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
@@ -47,19 +47,17 @@ def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
     advice = as_values(advise(model, asked, [], watch))
     yield {"name": TUNED, "gain": advice["predicted_gain"], "seconds": time.perf_counter() - began} | advice
     tried, gains = {"plain": OFF}, {"plain": 1.0}
-    began = time.perf_counter()  # a sweep starts its servers, too
-    for shared in (False, True):
-        with serving(model, SpeculationConfig(share_outputs=shared)) as server:
-            for choice in [each for each in lookups() if each.config.share_outputs is shared]:
-                for name, way in ways(choice).items():
-                    if name == choice.name:
-                        warm_up(server, asked, way.wishes, watch)
-                    found = measure(server, asked, way, watch)
-                    yield told(name, found, time.perf_counter() - began)
-                    began, tried[name], gains[name] = time.perf_counter(), way, found.gain.value
-            best, mine = max(gains, key=lambda name: gains[name]), str(advice["use"])
-            if shared and best != mine:
-                yield told(FINAL, measure(server, asked, tried[mine], watch, against=tried[best]), 0.0)
+    began = time.perf_counter()  # a sweep starts its server, too
+    with serving(model, SpeculationConfig(share_outputs=True)) as server:
+        for choice in lookups():
+            warm_up(server, asked, way_of(choice), watch)
+            for name, way in ways(choice).items():
+                found = measure(server, asked, way, watch)
+                yield told(name, found, time.perf_counter() - began)
+                began, tried[name], gains[name] = time.perf_counter(), way, found.gain.value
+        best, mine = max(gains, key=lambda name: gains[name]), str(advice["use"])
+        if best != mine:
+            yield told(FINAL, measure(server, asked, tried[mine], watch, against=tried[best]), 0.0)
 
 
 def told(name: str, found: Measured, seconds: float) -> dict[str, Any]:

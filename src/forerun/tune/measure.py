@@ -60,6 +60,14 @@ answer that is asked for.
 """
 
 
+def way_of(choice: Choice, **wishes: int) -> Way:
+    """A choice, on a server that has the drafter, whether or not it shares answers; the drafter of a draft
+    model's server is its own.
+    """
+    who = {} if choice.config.draft_model else {"forerun_drafter": choice.config.names[0]}
+    return Way(who | wishes, f"{choice.name} {wishes}", for_itself=not choice.config.share_outputs)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is asked, and how."""
@@ -156,12 +164,12 @@ class Measured:
     num: int
 
 
-def warm_up(server: Endpoint, asked: Asked, wishes: Mapping[str, Any], watch: Watch) -> None:
+def warm_up(server: Endpoint, asked: Asked, way: Way, watch: Watch) -> None:
     """Let a server learn what pays from some that do not count, and that nobody guesses from."""
-    way = Way(wishes, "warming up")
     for number, question in enumerate(asked.some(WARM).questions):
         watch("warming up")
-        server.chat(question.text, asked.sampling(question), asked.num_tokens, way.asks(number))
+        apart = replace(way, salt=f"{way.salt}, warming up").asks(number)
+        server.chat(question.text, asked.sampling(question), asked.num_tokens, apart)
 
 
 def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way = OFF) -> Measured:

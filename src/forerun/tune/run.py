@@ -11,7 +11,17 @@ from forerun.bench.contestants import Model
 from forerun.config import SpeculationConfig
 from forerun.servers.endpoint import Endpoint
 from forerun.tune.advice import Advice
-from forerun.tune.measure import Asked, Measured, Way, measure, plainly, predicted_by, serving, warm_up
+from forerun.tune.measure import (
+    Asked,
+    Measured,
+    Way,
+    measure,
+    plainly,
+    predicted_by,
+    serving,
+    warm_up,
+    way_of,
+)
 from forerun.tune.predict import NOTHING, Choice, Prediction, Watch, best, lookups, predict
 
 FEWEST: Final = 6
@@ -25,31 +35,29 @@ def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch
     verified = asked.places(max(FEWEST, len(asked.questions) // 2))
     tried = verified[::2]
     watch("starting the server")
-    with serving(model, SpeculationConfig()) as server:
+    with serving(model, SpeculationConfig(share_outputs=True)) as server:
         told, speed = plainly(server, asked, watch)
         judged = told.some(tried) if draft_models else told  # all choices by the same prompts
         predictions = [predict(choice, judged) for choice in lookups()]
-        here = best(predictions)
-        measured = None
-        if here is not NOTHING and not draft_models and not here.choice.config.share_outputs:
-            measured = _verify(server, asked.at(verified), watch, here.choice.config.names[0])
+        chosen, measured = best(predictions), None
+        if chosen is not NOTHING and not draft_models:
+            measured = _verify(server, asked.at(verified), way_of(chosen.choice), watch)
     predictions += [_tried(model, asked.at(tried), draft, watch) for draft in draft_models]
     chosen = best(predictions)
     if chosen is not NOTHING and measured is None:
         watch("starting the server again, as it would be")
         with serving(model, chosen.choice.config) as server:
-            measured = _verify(server, asked.at(verified), watch)
+            measured = _verify(server, asked.at(verified), way_of(chosen.choice), watch)
     known = chosen.measured or chosen is NOTHING
     expected = chosen.gain if known else predict(chosen.choice, told.some(verified)).gain
     num = len(asked.questions)
     return Advice(chosen, predictions, measured, dict(told.costs), num, speed, expected)
 
 
-def _verify(server: Endpoint, asked: Asked, watch: Watch, drafter: str | None = None) -> Measured:
-    """A real run; by one drafter of the server's, if it has several."""
-    wishes = {} if drafter is None else {"forerun_drafter": drafter}
-    warm_up(server, asked, wishes, watch)
-    return measure(server, asked, Way(wishes, "guessed"), watch)
+def _verify(server: Endpoint, asked: Asked, way: Way, watch: Watch) -> Measured:
+    """A real run."""
+    warm_up(server, asked, way, watch)
+    return measure(server, asked, way, watch)
 
 
 def _tried(model: Model, asked: Asked, draft: str, watch: Watch) -> Prediction:
@@ -57,4 +65,4 @@ def _tried(model: Model, asked: Asked, draft: str, watch: Watch) -> Prediction:
     choice = Choice(f"the draft model {draft}", SpeculationConfig(draft_model=draft))
     watch(f"starting the server with {draft}")
     with serving(model, choice.config) as server:
-        return predicted_by(choice, _verify(server, asked, watch))
+        return predicted_by(choice, _verify(server, asked, way_of(choice), watch))
