@@ -63,7 +63,8 @@ def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
 def told(name: str, found: Measured, seconds: float) -> dict[str, Any]:
     """A line of the record."""
     interval = {"gain": found.gain.value, "low": found.gain.low, "high": found.gain.high}
-    return {"name": name, **interval, "tokens_per_step": found.tokens_per_step, "seconds": seconds}
+    facts = {"tokens_per_step": found.tokens_per_step, "answers": found.seconds}
+    return {"name": name, **interval, **facts, "seconds": seconds}
 
 
 def verdict(lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -120,12 +120,16 @@ def priced(price: float) -> StepCost:
 
 class Replay:
     """Recordings through a drafter. Where it is told what passes cost, only guesses that pay are made, by the
-    controller of the engines; otherwise all are.
+    controller of the engines; otherwise all are. Beyond the most tokens that an answer could have, nobody
+    guesses.
     """
 
-    def __init__(self, drafter: Drafter, *, nodes: int, cost: StepCost | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, *, nodes: int, cost: StepCost | None = None, max_tokens: int | None = None
+    ) -> None:
         self.drafter = drafter
         self.nodes = nodes
+        self.max_tokens = max_tokens
         self.every = cost is None
         self.controller = Controller(cost or priced(0.0))
         self.reliability = Reliability()
@@ -152,11 +156,15 @@ class Replay:
         while known < len(tokens):
             view = RequestView(name, tokens[:known], num_prompt=num_prompt)
             began = time.perf_counter()
-            (draft,) = self.drafter.propose([view], [self.nodes])
+            (draft,) = self.drafter.propose([view], [self._room(known - num_prompt)])
             tally.seconds += time.perf_counter() - began
             known += self._step(name, draft, tokens[known:], tally)
         self.controller.forget(name)
         self.drafter.forget(name)
+
+    def _room(self, said: int) -> int:
+        """How many guesses could still be said, as each step says one token more than were guessed."""
+        return self.nodes if self.max_tokens is None else min(self.nodes, self.max_tokens - said - 1)
 
     def _step(self, name: str, draft: Draft, ahead: Tokens, tally: Tally) -> int:
         """One pass; returns how many tokens it says."""

@@ -238,6 +238,13 @@ def ratio_of(categories: Sequence[FloatArray]) -> Ratio:
     return Ratio(middle(categories), low, high)
 
 
+def ratio_of_sums(above: FloatArray, below: FloatArray) -> Ratio:
+    """What all of one come to, over all of the other, pair by pair, with its interval."""
+    picks = np.random.default_rng(0).integers(above.size, size=(RESAMPLES, above.size))
+    low, high = np.percentile(above[picks].sum(axis=1) / below[picks].sum(axis=1), (2.5, 97.5))
+    return Ratio(float(above.sum() / below.sum()), float(low), float(high))
+
+
 def gaps(answer: Answer) -> Iterator[float]:
     """Seconds between tokens as a reader sees them; tokens that come together have none between them."""
     for (before, at), count in zip(pairwise(answer.times), answer.counts[1:], strict=True):

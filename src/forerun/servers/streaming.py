@@ -39,9 +39,14 @@ class Streamed:
         return decoding_speed(self.times, self.counts, self.num_tokens)
 
     @property
+    def num_later(self) -> int:
+        """Tokens behind the first piece."""
+        return self.num_tokens - self.counts[0]
+
+    @property
     def num_steps(self) -> int | None:
         """Passes of the target behind the first piece, where the server tells of guesses."""
-        return num_steps(self.num_tokens - self.counts[0], self.stood)
+        return num_steps(self.num_later, self.stood)
 
 
 def decoding_speed(times: Sequence[float], counts: Sequence[int], num_tokens: int) -> float | None:

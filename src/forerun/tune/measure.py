@@ -15,10 +15,11 @@ import numpy as np
 
 from forerun.bench.contestants import STEP_BY_STEP, Model, flags_of, quiet
 from forerun.bench.costs import pass_costs
-from forerun.bench.record import Costs
+from forerun.bench.record import TAKEN, Costs
 from forerun.bench.replay import SHORTEST
+from forerun.bench.stolen import Ticks
 from forerun.bench.suites import Question
-from forerun.bench.summary import Ratio, ratio_of
+from forerun.bench.summary import Ratio, ratio_of_sums
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.errors import ServerFailed, UnreadablePrompts
@@ -140,7 +141,7 @@ def plainly(server: Endpoint, asked: Asked, watch: Watch) -> tuple[Plainly, floa
     if not speeds:
         raise UnreadablePrompts("every answer is too short to be timed: give prompts with longer ones")
     speed = float(np.median(speeds))
-    return Plainly(recorded, costs, 1 / speed), speed
+    return Plainly(recorded, costs, 1 / speed, asked.num_tokens), speed
 
 
 def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
@@ -152,8 +153,31 @@ def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """One question both ways, and the share of the machine that others had meanwhile."""
+
+    plain: Streamed
+    ours: Streamed
+    stolen: float
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether both say enough to have a speed."""
+        both = (self.plain, self.ours)
+        return all(each.speed and each.num_tokens >= SHORTEST for each in both)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """What as many tokens as plain decoding said later than its first take, either way."""
+        tokens = self.plain.num_later
+        return tokens / (self.plain.speed or 1.0), tokens / (self.ours.speed or 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """A way beside plain decoding, or another, in turn on one server."""
+    """A way beside plain decoding, or another, in turn on one server: tokens per second of all answers
+    together, and the seconds of each.
+    """
 
     gain: Ratio
     speed: float
@@ -162,6 +186,7 @@ class Measured:
     guesses_per_step: float
     same: int
     num: int
+    seconds: Sequence[tuple[float, float]] = ()
 
 
 def warm_up(server: Endpoint, asked: Asked, way: Way, watch: Watch) -> None:
@@ -177,30 +202,37 @@ def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way
     pairs = []
     for number, question in enumerate(asked.questions):
         watch(f"a real run, {number + 1} of {len(asked.questions)}")
+        before = Ticks.now()
         said = [
             server.chat(question.text, asked.sampling(question), asked.num_tokens, each.asks(number))
             for each in ((against, way) if number % 2 else (way, against))
         ]
-        pairs.append(said if number % 2 else said[::-1])
-    timed = [
-        (plain, ours, plain.speed, ours.speed)
-        for plain, ours in pairs
-        if min(plain.num_tokens, ours.num_tokens) >= SHORTEST and plain.speed and ours.speed
-    ]
+        plain, ours = said if number % 2 else said[::-1]
+        pairs.append(Pair(plain, ours, Ticks.now().share_since(before)))
+    timed = calm([each for each in pairs if each.is_timed])
     if not timed:
         raise ServerFailed("every answer is too short to be timed: give prompts with longer answers")
-    mine = [ours for _, ours, *_ in timed]
-    tokens = sum(each.num_tokens - each.counts[0] for each in mine)
-    steps = sum(each.num_steps or 0 for each in mine) or tokens
+    plain_seconds, seconds = (np.array(each) for each in zip(*[each.seconds for each in timed], strict=True))
+    tokens = sum(each.plain.num_later for each in timed)
+    steps = sum(each.ours.num_steps or each.ours.num_later for each in timed)
     return Measured(
-        ratio_of([np.array([speed / before for *_, before, speed in timed])]),
-        float(np.median([speed for *_, speed in timed])),
-        float(np.median([before for *_, before, _ in timed])),
-        tokens / steps,
-        sum(sum(each.guessed or ()) for each in mine) / steps,
-        sum(plain.token_ids == ours.token_ids for plain, ours in pairs),
+        ratio_of_sums(plain_seconds, seconds),
+        tokens / float(seconds.sum()),
+        tokens / float(plain_seconds.sum()),
+        sum(each.ours.num_later for each in timed) / steps,
+        sum(sum(each.ours.guessed or ()) for each in timed) / steps,
+        sum(each.plain.token_ids == each.ours.token_ids for each in pairs),
         len(pairs),
+        [(float(one), float(other)) for one, other in zip(plain_seconds, seconds, strict=True)],
     )
+
+
+def calm(pairs: Sequence[Pair]) -> list[Pair]:
+    """Those during which nobody else had of the machine, and if that is not half of them, the least disturbed
+    half: what others take is known apart from any speed.
+    """
+    undisturbed = sum(each.stolen <= TAKEN for each in pairs)
+    return sorted(pairs, key=lambda each: each.stolen)[: max(undisturbed, (len(pairs) + 1) // 2)]
 
 
 def predicted_by(choice: Choice, found: Measured) -> Prediction:

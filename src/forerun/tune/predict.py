@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-
 from forerun.bench.replay import Replay, Tally
-from forerun.bench.summary import middle
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.control.cost import StepCost
@@ -44,13 +41,14 @@ PLAIN: Final = Choice("plain", SpeculationConfig(max_draft=0))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plainly:
-    """What plain decoding told: its answers, the seconds of a pass by its rows, and those of a token when
-    passes cost that.
+    """What plain decoding told: its answers, the seconds of a pass by its rows, those of a token when passes
+    cost that, and how many tokens an answer could have had.
     """
 
     answers: Sequence[Transcript]
     costs: Mapping[int, float]
     pace: float
+    max_tokens: int
 
     def some(self, places: Sequence[int]) -> Plainly:
         """The same with the answers at these places alone."""
@@ -59,8 +57,8 @@ class Plainly:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a choice would gain over plain decoding on the prompt in the middle, and why: tokens and guesses
-    per step, by depth.
+    """What a choice would gain over plain decoding on all prompts together, and why: tokens and guesses per
+    step, by depth.
     """
 
     choice: Choice
@@ -87,26 +85,22 @@ def predict(choice: Choice, plainly: Plainly) -> Prediction:
     """Replay a choice over plain answers."""
     costs = dict(sorted(plainly.costs.items()))
     cost = StepCost(list(costs), list(costs.values()))
-    recorded = [replace(each, category=str(place)) for place, each in enumerate(plainly.answers)]
+    recorded = [replace(each, category="") for each in plainly.answers]
 
     def replay() -> Replay:
-        return Replay(_first_drafter(choice.config), nodes=CHAIN, cost=cost)
+        drafter = _first_drafter(choice.config)
+        return Replay(drafter, nodes=CHAIN, cost=cost, max_tokens=plainly.max_tokens)
 
     replay().run(recorded[:1])  # compiles, which takes no time later
-    tallies = list(replay().run(recorded).values())
-    if not tallies:
+    if not (tallies := replay().run(recorded)):
         raise UnreadablePrompts("every answer is too short to tell anything: give prompts with longer ones")
-    gains = [_gain(tally, plainly.pace, costs[1]) for tally in tallies]
-    tokens, steps = sum(each.num_tokens for each in tallies), sum(each.num_steps for each in tallies)
+    (tally,) = tallies.values()
     return Prediction(
         choice,
-        middle([np.array(gains)]),  # as measured gains have it
-        tokens / steps,
-        sum(each.num_guesses for each in tallies) / steps,
-        tuple(
-            sum(each.stood[depth] for each in tallies if depth < len(each.stood)) / steps
-            for depth in range(16)
-        ),
+        _gain(tally, plainly.pace, costs[1]),
+        tally.tokens_per_step,
+        tally.guesses_per_step,
+        tuple(stood / tally.num_steps for stood in tally.stood[:16]),
     )
 
 

@@ -11,8 +11,9 @@ import pytest
 from forerun.bench.summary import Ratio
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
+from forerun.servers.streaming import Streamed
 from forerun.tune.advice import Advice
-from forerun.tune.measure import Measured
+from forerun.tune.measure import Measured, Pair, calm
 from forerun.tune.page import as_values, write_page
 from forerun.tune.predict import NOTHING, PLAIN, Choice, Plainly, Prediction, best, lookups, predict
 
@@ -36,7 +37,7 @@ def novel(num: int = 6) -> list[Transcript]:
 
 def told(answers: list[Transcript], costs: dict[int, float], beside: float = 0.0) -> Plainly:
     """Answers of plain decoding whose steps take so long beside their pass."""
-    return Plainly(answers, costs, costs[1] + beside)
+    return Plainly(answers, costs, costs[1] + beside, 200)
 
 
 def test_where_text_repeats_and_guesses_are_free_lookups_gain() -> None:
@@ -67,11 +68,42 @@ def test_what_steps_take_beside_their_passes_is_saved_as_well() -> None:
     assert heavy.gain > 0.9 * heavy.tokens_per_step, "which is nothing beside what steps take"
 
 
-def test_the_prompt_in_the_middle_is_told_not_the_mean() -> None:
-    few, many = ([*repeating(num), *novel(5 - num)] for num in (2, 3))
-    assert predict(lookups()[1], told(few, FLAT)).gain < 1.01
-    assert predict(lookups()[1], told(many, FLAT)).gain > 4
-    assert predict(lookups()[1], told(many, FLAT).some([3, 4])).gain < 1.01
+def test_all_prompts_together_are_told_of() -> None:
+    suffixes, few, many = lookups()[1], told(repeating(2), FLAT), told([*repeating(2), *novel(6)], FLAT)
+    alone, among = predict(suffixes, few).gain, predict(suffixes, many).gain
+    assert alone > 4
+    assert 1.1 < among < 1.3, "those that gain nothing take most of the time"
+    assert predict(suffixes, many.some([0, 1])).gain == pytest.approx(alone, rel=0.05)
+
+
+def test_nobody_guesses_beyond_what_an_answer_can_have() -> None:
+    text = np.random.default_rng(0).integers(10, 1000, 80)
+    cut = [Transcript("copies", text, text[:20])]
+    wide, bound = (
+        predict(lookups()[1], replace(told(cut, FLAT), max_tokens=tokens)) for tokens in (1000, 20)
+    )
+    assert bound.tokens_per_step >= wide.tokens_per_step
+    assert bound.guesses_per_step < wide.guesses_per_step
+
+
+def answer(seconds: float, num: int = 21) -> Streamed:
+    """Tokens that came evenly, so many seconds from the first to the last."""
+    times = tuple(np.linspace(0.0, seconds, num))
+    return Streamed(0.0, times, (1,) * num, "", tuple(range(num)), num_tokens=num)
+
+
+def test_what_others_took_of_the_machine_is_left_out_of_what_is_timed() -> None:
+    pairs = [Pair(answer(2.0), answer(1.0), stolen) for stolen in (0.0, 0.3, 0.01, 0.2)]
+    assert [each.stolen for each in calm(pairs)] == [0.0, 0.01]
+    busy = [Pair(answer(2.0), answer(1.0), stolen) for stolen in (0.4, 0.3, 0.01, 0.2)]
+    assert [each.stolen for each in calm(busy)] == [0.01, 0.2], "of half at least something is told"
+
+
+def test_answers_of_other_lengths_are_compared_token_by_token() -> None:
+    plain, ours = Pair(answer(2.0, 21), answer(2.0, 41), 0.0).seconds
+    assert plain == pytest.approx(2.0)
+    assert ours == pytest.approx(1.0)
+    assert not Pair(answer(2.0, 3), answer(2.0), 0.0).is_timed
 
 
 def test_who_needs_less_wins_where_two_gain_the_same() -> None:
