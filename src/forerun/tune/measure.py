@@ -15,9 +15,8 @@ import numpy as np
 
 from forerun.bench.contestants import STEP_BY_STEP, Model, flags_of, quiet
 from forerun.bench.costs import pass_costs
-from forerun.bench.record import TAKEN, Costs
+from forerun.bench.record import Costs
 from forerun.bench.replay import SHORTEST
-from forerun.bench.stolen import Ticks
 from forerun.bench.suites import Question
 from forerun.bench.summary import Ratio, ratio_of_sums
 from forerun.bench.transcripts import Transcript
@@ -154,11 +153,10 @@ def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One question both ways, and the share of the machine that others had meanwhile."""
+    """One question both ways."""
 
     plain: Streamed
     ours: Streamed
-    stolen: float
 
     @property
     def is_timed(self) -> bool:
@@ -202,14 +200,13 @@ def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way
     pairs = []
     for number, question in enumerate(asked.questions):
         watch(f"a real run, {number + 1} of {len(asked.questions)}")
-        before = Ticks.now()
         said = [
             server.chat(question.text, asked.sampling(question), asked.num_tokens, each.asks(number))
             for each in ((against, way) if number % 2 else (way, against))
         ]
         plain, ours = said if number % 2 else said[::-1]
-        pairs.append(Pair(plain, ours, Ticks.now().share_since(before)))
-    timed = calm([each for each in pairs if each.is_timed])
+        pairs.append(Pair(plain, ours))
+    timed = [each for each in pairs if each.is_timed]
     if not timed:
         raise ServerFailed("every answer is too short to be timed: give prompts with longer answers")
     plain_seconds, seconds = (np.array(each) for each in zip(*[each.seconds for each in timed], strict=True))
@@ -225,14 +222,6 @@ def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way
         len(pairs),
         [(float(one), float(other)) for one, other in zip(plain_seconds, seconds, strict=True)],
     )
-
-
-def calm(pairs: Sequence[Pair]) -> list[Pair]:
-    """Those during which nobody else had of the machine, and if that is not half of them, the least disturbed
-    half: what others take is known apart from any speed.
-    """
-    undisturbed = sum(each.stolen <= TAKEN for each in pairs)
-    return sorted(pairs, key=lambda each: each.stolen)[: max(undisturbed, (len(pairs) + 1) // 2)]
 
 
 def predicted_by(choice: Choice, found: Measured) -> Prediction:

@@ -13,7 +13,7 @@ from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.servers.streaming import Streamed
 from forerun.tune.advice import Advice
-from forerun.tune.measure import Measured, Pair, calm
+from forerun.tune.measure import Measured, Pair
 from forerun.tune.page import as_values, write_page
 from forerun.tune.predict import NOTHING, PLAIN, Choice, Plainly, Prediction, best, lookups, predict
 
@@ -92,18 +92,11 @@ def answer(seconds: float, num: int = 21) -> Streamed:
     return Streamed(0.0, times, (1,) * num, "", tuple(range(num)), num_tokens=num)
 
 
-def test_what_others_took_of_the_machine_is_left_out_of_what_is_timed() -> None:
-    pairs = [Pair(answer(2.0), answer(1.0), stolen) for stolen in (0.0, 0.3, 0.01, 0.2)]
-    assert [each.stolen for each in calm(pairs)] == [0.0, 0.01]
-    busy = [Pair(answer(2.0), answer(1.0), stolen) for stolen in (0.4, 0.3, 0.01, 0.2)]
-    assert [each.stolen for each in calm(busy)] == [0.01, 0.2], "of half at least something is told"
-
-
 def test_answers_of_other_lengths_are_compared_token_by_token() -> None:
-    plain, ours = Pair(answer(2.0, 21), answer(2.0, 41), 0.0).seconds
+    plain, ours = Pair(answer(2.0, 21), answer(2.0, 41)).seconds
     assert plain == pytest.approx(2.0)
     assert ours == pytest.approx(1.0)
-    assert not Pair(answer(2.0, 3), answer(2.0), 0.0).is_timed
+    assert not Pair(answer(2.0, 3), answer(2.0)).is_timed
 
 
 def test_who_needs_less_wins_where_two_gain_the_same() -> None:
