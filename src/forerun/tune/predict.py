@@ -25,7 +25,9 @@ OWN_SECONDS: Final = 0.0006
 """What deciding takes in a step, beside the drafter: measured in vLLM on two cores."""
 
 WORTH_IT: Final = 1.03
-"""A gain below this is none: a server that does not guess has less to go wrong."""
+"""A gain below this is none: a server that does not guess has less to go wrong, and one that shares
+nothing or has no second model asks for less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,12 @@ def _first_drafter(config: SpeculationConfig) -> Drafter:
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
-    """What to use: the largest gain, if it is worth it; what needs less wins where two gain the same."""
+    """What to use: the largest gain, if it is worth it; what needs less wins unless more is worth it."""
     most = max(predictions, key=lambda each: each.gain, default=NOTHING)
     if most.gain < WORTH_IT:
         return NOTHING
-    near = [each for each in predictions if each.gain >= most.gain / 1.01]
-    return min(near, key=lambda each: _needs(each.choice.config))
+    near = [each for each in predictions if each.gain * WORTH_IT >= most.gain]
+    return min(near, key=lambda each: (_needs(each.choice.config), -each.gain))
 
 
 def _needs(config: SpeculationConfig) -> tuple[bool, bool]:

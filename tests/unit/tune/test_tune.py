@@ -99,13 +99,15 @@ def test_answers_of_other_lengths_are_compared_token_by_token() -> None:
     assert not Pair(answer(2.0, 3), answer(2.0)).is_timed
 
 
-def test_who_needs_less_wins_where_two_gain_the_same() -> None:
-    model = Prediction(Choice("a model", SpeculationConfig(draft_model="x")), 2.01)
-    shared = Prediction(Choice("answers", SpeculationConfig(share_outputs=True)), 2.01)
+def test_who_needs_less_wins_unless_more_is_worth_it() -> None:
+    model = Prediction(Choice("a model", SpeculationConfig(draft_model="x")), 2.05)
+    shared = Prediction(Choice("answers", SpeculationConfig(share_outputs=True)), 2.05)
     own = Prediction(Choice("own text", SpeculationConfig()), 2.0)
     assert best([model, shared, own]) is own
     assert best([model, shared]) is shared
-    assert best([Prediction(model.choice, 2.2), own]).choice is model.choice
+    assert best([Prediction(model.choice, 2.1), own]).choice is model.choice
+    worse = Prediction(Choice("own text, worse", SpeculationConfig()), 1.99)
+    assert best([worse, own]) is own, "of two that need the same the better one, however little it is better"
 
 
 def advice(gain: float, predicted: float, **given: int) -> Advice:
