@@ -56,7 +56,7 @@ bench-load:
 bench-tune:
 	@$(RUN)/python scripts/bench_tune.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# The documents' tables of speeds from the record; ARGS=--check fails where one is stale.
+# The documents' tables of speeds from the records; ARGS=--check fails where one is stale.
 readme:
 	@$(RUN)/python scripts/readme.py $(ARGS)
 

@@ -30,6 +30,7 @@ from records import AsJson, Record, finish, keep
 
 FIXED: Final = (2, 4, 8, 16)
 TUNED: Final = "forerun tune"
+VERDICT: Final = "verdict"
 FINAL: Final = "what tune says over the best of the sweep"
 
 
@@ -78,7 +79,7 @@ def verdict(lines: list[dict[str, Any]]) -> dict[str, Any]:
     final = gains.pop(FINAL, 1.0)
     real = tuned["measured"]["gain"]["value"] if tuned["measured"] else 1.0
     return {
-        "name": "verdict",
+        "name": VERDICT,
         "use": tuned["use"],
         "over_best": final,
         "best": max(gains, key=lambda name: float(gains[name])),
@@ -86,6 +87,30 @@ def verdict(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "swept_over_predicted": gains[tuned["use"]] / tuned["predicted_gain"],
         "share_of_time": tuned["seconds"] / sum(each["seconds"] for each in others),
     }
+
+
+def row_of(prompts: str, lines: list[dict[str, Any]]) -> str:
+    """A finished record as a row of the table in the documents; figures of other words are crossed out."""
+    tuned, *swept, last = lines
+    if last["name"] != VERDICT:
+        raise typer.BadParameter(f"the sweep of {prompts} did not come to its end: run it again")
+    found = tuned["measured"]
+    final = next((each for each in swept if each["name"] == FINAL), None)
+    cells = [
+        prompts,
+        last["use"],
+        f"{tuned['predicted_of_measured']:.2f}",
+        "" if found is None else _interval(**found["gain"]) + " ✗" * (found["same"] < found["num"]),
+        last["best"],
+        "the same" if final is None else _interval(final["gain"], final["low"], final["high"]),
+        f"{tuned['seconds']:.0f}",
+        f"{sum(each['seconds'] for each in swept):.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _interval(value: float, low: float, high: float) -> str:
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def show(lines: list[dict[str, Any]]) -> None:

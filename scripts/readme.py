@@ -1,4 +1,4 @@
-"""Make the tables of speeds in the documents again from the record, or fail where one is not what it says.
+"""Make the tables of speeds in the documents again from the records, or fail where one is not what they say.
 
 make readme
 make readme ARGS=--check
@@ -6,19 +6,27 @@ make readme ARGS=--check
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from bench_tune import row_of
 from forerun.bench.record import Record
 from forerun.bench.report import losses, markdown
 from forerun.bench.summary import Result, summarise
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- from the record: begin -->", "<!-- from the record: end -->"
+
+
+TUNED: Final = (
+    "| prompts | what tune says | predicted | measured | best of the sweep | over the best | seconds"
+    " | of the sweep |\n| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |"
+)
 
 
 def renewed(text: str, table: str) -> str:
@@ -35,25 +43,35 @@ def everything(results: Sequence[Result]) -> str:
     return f"{markdown(results)}\n\nWhere forerun is not the fastest:\n\n{faster}"
 
 
+def tuned(folder: Path) -> str:
+    """A row for each kind of prompts that tune was held to a sweep on."""
+    files = sorted(folder.glob("tune-*.json"))
+    lines = {file.stem.removeprefix("tune-"): json.loads(file.read_text("utf-8"))["lines"] for file in files}
+    return "\n".join([TUNED, *(row_of(prompts, some) for prompts, some in lines.items())])
+
+
 def main(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if one is stale.")] = False,
     readme: Annotated[Path, typer.Option(help="Gets the table of greedy answers, one at a time.")] = (
         ROOT / "README.md"
     ),
     page: Annotated[Path, typer.Option(help="Gets everything.")] = ROOT / "docs" / "benchmarks.md",
-    record: Path = ROOT / "docs" / "records" / "bench.jsonl",
+    tuning: Annotated[Path, typer.Option(help="Gets what tune says beside sweeps.")] = (
+        ROOT / "docs" / "tuning.md"
+    ),
+    records: Annotated[Path, typer.Option(help="The folder of the records.")] = ROOT / "docs" / "records",
 ) -> None:
     """Bring the tables up to date."""
-    results = summarise(Record.read(record))
+    results = summarise(Record.read(records / "bench.jsonl"))
     first = [each for each in results if each.width == 1 and not each.temperature]
-    tables = {readme: markdown(first), page: everything(results)}
+    tables = {readme: markdown(first), page: everything(results), tuning: tuned(records)}
     texts = {document: document.read_text(encoding="utf-8") for document in tables}
     fresh = {document: renewed(texts[document], table) for document, table in tables.items()}
     for document, text in fresh.items():
         if not check:
             document.write_text(text, encoding="utf-8")
         elif text != texts[document]:
-            told = f"the table of {document.name} is not what {record.name} says: run `make readme`"
+            told = f"the table of {document.name} is not what the records say: run `make readme`"
             typer.echo(told, err=True)
             raise typer.Exit(1)
 

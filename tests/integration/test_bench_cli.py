@@ -144,27 +144,50 @@ def test_mistakes_are_told_in_a_line(words: tuple[str, ...], told: str, tmp_path
     assert "Traceback" not in found.stderr
 
 
+TUNED: list[dict[str, Any]] = [
+    {
+        "name": "forerun tune",
+        "predicted_of_measured": 1.2,
+        "measured": {"gain": {"value": 1.25, "low": 1.1, "high": 1.4}, "same": 6, "num": 6},
+        "seconds": 60.0,
+    },
+    {"name": "suffixes", "gain": 1.3, "seconds": 600.0},
+    {
+        "name": "what tune says over the best of the sweep",
+        "gain": 0.99,
+        "low": 0.9,
+        "high": 1.1,
+        "seconds": 0,
+    },
+    {"name": "verdict", "use": "n-grams", "best": "suffixes"},
+]
+"""A sweep, as far as a table tells of it."""
+
+
 def test_a_stale_table_is_found_out(questions: Path, servers: ExitStack, tmp_path: Path) -> None:
-    record, readme, page = (tmp_path / name for name in ("bench.jsonl", "README.md", "page.md"))
-    race(questions, servers, record, plain=Talker(), forerun=Talker(piece=3))
+    documents = [tmp_path / name for name in ("README.md", "page.md", "tuning.md")]
+    race(questions, servers, tmp_path / "bench.jsonl", plain=Talker(), forerun=Talker(piece=3))
+    swept = tmp_path / "tune-chat.json"
+    swept.write_text(json.dumps({"lines": TUNED}))
     script = Path(__file__).parents[2] / "scripts" / "readme.py"
 
     def make(*flags: str) -> subprocess.CompletedProcess[str]:
-        where: list[str | Path] = ["--readme", readme, "--page", page, "--record", record]
-        words = [sys.executable, script, *where, *flags]
-        return subprocess.run(words, capture_output=True, text=True, check=False)
+        where = zip(("--readme", "--page", "--tuning"), documents, strict=True)
+        words = [sys.executable, script, "--records", tmp_path, *(word for one in where for word in one)]
+        return subprocess.run([*words, *flags], capture_output=True, text=True, check=False)
 
-    for document in (readme, page):
+    for document in documents:
         document.write_text(
             "# A project\n\n<!-- from the record: begin --><!-- from the record: end -->\n\nMore.\n"
         )
     assert make("--check").returncode == 1
     assert make().returncode == 0
-    assert "Where forerun is not the fastest" in page.read_text()
+    assert "Where forerun is not the fastest" in documents[1].read_text()
+    assert "| **forerun** |" in documents[0].read_text()
+    assert "| chat | n-grams | 1.20 | 1.25 [1.10, 1.40] | suffixes |" in documents[2].read_text()
     assert make("--check").returncode == 0
-    for document in (readme, page):
+    for document in documents:
         fresh = document.read_text()
-        assert "| **forerun** |" in fresh
         assert fresh.endswith("More.\n")
         stale = re.sub(r"\d\.\d\d", "9.99", fresh, count=1)
         document.write_text(stale)
@@ -174,3 +197,8 @@ def test_a_stale_table_is_found_out(questions: Path, servers: ExitStack, tmp_pat
         assert "run `make readme`" in told.stderr
         assert document.read_text() == stale
         document.write_text(fresh)
+    swept.write_text(json.dumps({"lines": TUNED[:-1]}))
+    assert "the sweep of chat did not come to its end" in make().stderr
+    swept.write_text(json.dumps({"lines": TUNED}).replace('"same": 6', '"same": 5'))
+    assert make().returncode == 0
+    assert "| 1.25 [1.10, 1.40] ✗ |" in documents[2].read_text()
