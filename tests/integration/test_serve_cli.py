@@ -77,3 +77,9 @@ def test_the_doctor_says_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "KeyError: 'nobody'" in result.output
+
+
+def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.cli.doctor._version", lambda _: None)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert "pip install 'forerun[plots]'" in result.output

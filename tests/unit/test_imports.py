@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +97,15 @@ def test_an_import_along_the_arrows_is_fine(tmp_path: Path) -> None:
     (tmp_path / "engines" / "vllm").mkdir(parents=True)
     (tmp_path / "engines" / "vllm" / "worker.py").write_text("import vllm\nfrom forerun.core import verify\n")
     assert violations(tmp_path) == []
+
+
+WITHOUT_EXTRAS = """
+import sys
+sys.modules.update(dict.fromkeys(("transformers", "vllm", "matplotlib")))
+import forerun.bench.race, forerun.bench.report, forerun.tune.run, forerun.tune.page
+"""
+"""What asks servers, and what makes reports from records, where none of these can be imported."""
+
+
+def test_records_are_read_and_servers_asked_without_extras() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forerun.bench.record import Answer, Record, Ruling
 from forerun.bench.suites import Question
 from forerun.errors import ForerunError
-from forerun.models.text import encode
 from forerun.servers.endpoint import END
 from forerun.types import SamplingParams
 
@@ -102,15 +101,16 @@ def words_of(record: Record, who: str, temperature: float, width: int) -> Words:
     return Words(len(compared), same, ties, differences, len(compared) - same - ties - differences)
 
 
-def ruled(referee: Referee, tokenizer: Any, questions: Sequence[Question]) -> Rule:
-    """A rule by a model in float32; answers that are text alone, or of other tokens, stay undecided."""
+def ruled(referee: Referee, encode: Callable[[str], Sequence[int]], questions: Sequence[Question]) -> Rule:
+    """A rule by a model in float32; answers that are text alone, or of other tokens, stay undecided. Messages
+    are encoded as the model's chats are.
+    """
 
     def rule(parting: Ruling, plain: Answer, mine: Answer) -> Ruling:
         at = parting.at
         if not plain.token_ids or not mine.token_ids:
             return parting
-        asked = questions[parting.place.number % len(questions)].text
-        prompt = encode(tokenizer, [{"role": "user", "content": asked}])
+        prompt = encode(questions[parting.place.number % len(questions)].text)
         one, other = (each.token_ids[at] if at < len(each.token_ids) else END for each in (plain, mine))
         try:
             found = referee.rule(prompt, plain.token_ids[:at], (one, other), SamplingParams(temperature=0.0))

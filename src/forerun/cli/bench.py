@@ -169,9 +169,15 @@ def _judge(model: Model | None, questions: Sequence[Question], writer: Writer) -
     from forerun.audit.parity.referee import PRECISIONS, Referee
     from forerun.models.loading import load_tokenizer
     from forerun.models.reference import Reference
+    from forerun.models.text import encode
 
+    tokenizer = load_tokenizer(model.path)
     reference = Reference(str(model.path), PRECISIONS["float32"])
-    rule = ruled(Referee(reference, [model.dtype] * 2), load_tokenizer(model.path), questions)
+    rule = ruled(
+        Referee(reference, [model.dtype] * 2),
+        lambda text: encode(tokenizer, [{"role": "user", "content": text}]),
+        questions,
+    )
     with counting("looking at where answers part", len(parted)) as done:
         for number, each in enumerate(parted, 1):
             writer.keep(rule(*each))

@@ -150,10 +150,11 @@ EXAMINATIONS: dict[str, Callable[[], Iterator[Finding]]] = {
 
 def _show(findings: list[Finding]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     marks = {"fine": "[green]✓[/]", "missing": "[yellow]-[/]", "broken": "[red]✗[/]", "note": "[yellow]![/]"}
     table = Table.grid(padding=(0, 2))
     for finding in findings:
-        table.add_row(marks[finding.outcome], finding.what, finding.detail)
+        table.add_row(marks[finding.outcome], finding.what, escape(finding.detail))
     Console(highlight=False).print(table)
