@@ -109,3 +109,11 @@ import forerun.bench.race, forerun.bench.report, forerun.tune.run, forerun.tune.
 
 def test_records_are_read_and_servers_asked_without_extras() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True)
+
+
+def test_vllms_own_server_says_what_to_install() -> None:
+    hidden = "import runpy, sys; sys.modules['vllm'] = None; "
+    start = hidden + "runpy.run_module('forerun.engines.vllm', run_name='__main__')"
+    found = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr.strip() == "this needs vLLM, which is not installed: pip install 'forerun[vllm]'"

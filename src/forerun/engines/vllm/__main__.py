@@ -5,6 +5,13 @@ The `vllm` command is missing or fails where vLLM was installed under another na
 
 from __future__ import annotations
 
+from forerun.errors import MissingExtra
+
+try:
+    import vllm as _  # noqa: F401
+except ModuleNotFoundError as error:
+    raise SystemExit(str(MissingExtra("vLLM", "vllm"))) from error
+
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
