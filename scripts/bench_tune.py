@@ -26,7 +26,7 @@ from forerun.tune.measure import OFF, Asked, Measured, Way, measure, serving, wa
 from forerun.tune.page import as_values
 from forerun.tune.predict import Choice, Watch, lookups
 from forerun.tune.run import advise
-from records import AsJson, Record, finish, keep
+from records import AsJson, Record, cell, finish, keep
 
 FIXED: Final = (2, 4, 8, 16)
 TUNED: Final = "forerun tune"
@@ -66,8 +66,9 @@ def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
 def told(name: str, found: Measured, seconds: float) -> dict[str, Any]:
     """A line of the record."""
     interval = {"gain": found.gain.value, "low": found.gain.low, "high": found.gain.high}
+    words = {"same": found.same, "num": found.num}
     facts = {"tokens_per_step": found.tokens_per_step, "answers": found.seconds}
-    return {"name": name, **interval, **facts, "seconds": seconds}
+    return {"name": name, **interval, **words, **facts, "seconds": seconds}
 
 
 def verdict(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -100,17 +101,13 @@ def row_of(prompts: str, lines: list[dict[str, Any]]) -> str:
         prompts,
         last["use"],
         f"{tuned['predicted_of_measured']:.2f}",
-        "" if found is None else _interval(**found["gain"]) + " ✗" * (found["same"] < found["num"]),
+        "" if found is None else cell([*found["gain"].values()]) + " ✗" * (found["same"] < found["num"]),
         last["best"],
-        "the same" if final is None else _interval(final["gain"], final["low"], final["high"]),
+        "the same" if final is None else cell([final[key] for key in ("gain", "low", "high")]),
         f"{tuned['seconds']:.0f}",
         f"{sum(each['seconds'] for each in swept):.0f}",
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def _interval(value: float, low: float, high: float) -> str:
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def show(lines: list[dict[str, Any]]) -> None:

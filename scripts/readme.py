@@ -22,7 +22,6 @@ from forerun.bench.summary import Result, summarise
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- from the record: begin -->", "<!-- from the record: end -->"
 
-
 TUNED: Final = (
     "| prompts | what tune says | predicted | measured | best of the sweep | over the best | seconds"
     " | of the sweep |\n| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |"

@@ -18,7 +18,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def cell(numbers: Sequence[float]) -> str:
-    """A median with its quartiles."""
+    """A figure with what lies around it: quartiles, or an interval."""
     return "{:.2f} [{:.2f}, {:.2f}]".format(*numbers)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from forerun.errors import ServerFailed, UnreadablePrompts
 from forerun.servers.endpoint import Endpoint
 from forerun.servers.processes import forerun_command, started
 from forerun.servers.streaming import Streamed
+from forerun.servers.together import ask_together
 from forerun.tune.predict import Choice, Plainly, Prediction, Watch
 from forerun.types import SamplingParams
 
@@ -117,13 +117,9 @@ def answer_plainly(server: Endpoint, asked: Asked, at_once: int, watch: Watch) -
         return server.chat(question.text, asked.sampling(question), asked.num_tokens, OFF.asks(0))
 
     answers = []
-    with ThreadPoolExecutor(at_once) as pool:
-        try:
-            for answer in pool.map(ask, asked.questions):
-                answers.append(answer)
-                watch(f"plain answers, {at_once} at a time: {len(answers)} of {len(asked.questions)}")
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    for answer in ask_together(ask, asked.questions, at_once):
+        answers.append(answer)
+        watch(f"plain answers, {at_once} at a time: {len(answers)} of {len(asked.questions)}")
     return answers
 
 

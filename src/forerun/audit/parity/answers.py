@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from forerun.servers.endpoint import END, Answer, Endpoint, Prompt, Token
+from forerun.servers.together import ask_together
 from forerun.types import SamplingParams
 
 Speaker = Callable[[Prompt, SamplingParams, int], Answer]
@@ -62,8 +62,4 @@ def ask_both(
             Prompt(prompt.text, ids), sampling, one.tokens, other.tokens, num_accepted=other.num_accepted
         )
 
-    with ThreadPoolExecutor(at_once) as pool:
-        try:
-            yield from pool.map(ask, requests)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    return ask_together(ask, requests, at_once)
