@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +52,12 @@ def tune(
     if as_json:
         typer.echo(json.dumps(as_values(advice), indent=1))
     else:
-        _print(advice, output)
+        _print(advice)
+        command = ["forerun", "serve", str(model), "--dtype", dtype, "--speculation", str(output)]
+        typer.echo(f"\n{shlex.join(command)}   # with --dry-run: the `vllm serve` that it stands for")
 
 
-def _print(advice: Advice, output: Path) -> None:
+def _print(advice: Advice) -> None:
     """A table of the choices, and the paragraph."""
     from rich import box
     from rich.console import Console
@@ -70,7 +73,6 @@ def _print(advice: Advice, output: Path) -> None:
         table.add_row(how, *(f"{number:.2f}" for number in numbers), style=style)
     Console().print(table)
     Console().print(advice.paragraph(), highlight=False)
-    typer.echo(f"\nforerun serve MODEL --speculation {output}")
 
 
 @contextmanager

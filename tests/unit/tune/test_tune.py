@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from forerun.bench.summary import Ratio
 from forerun.bench.transcripts import Transcript
+from forerun.cli.main import app
 from forerun.config import SpeculationConfig
 from forerun.servers.streaming import Streamed
 from forerun.tune.advice import Advice
@@ -155,3 +158,16 @@ def test_the_page_shows_predictions_and_the_real_run(tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text()
     assert text.count("<svg") == 3
     assert "<h1>Use suffixes of the request</h1>" in text
+
+
+def test_the_last_line_serves_what_was_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.tune.run.advise", lambda *_: advice(gain=1.9, predicted=1.8))
+    output = tmp_path / "mine for chat.json"
+    words = ["tune", str(tmp_path), "--prompts", "code-editing", "--dtype", "float32", "-o", str(output)]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    command = shlex.split(found.stdout.splitlines()[-1], comments=True)
+    assert command == ["forerun", "serve", str(tmp_path), "--dtype", "float32", "--speculation", str(output)]
+    served = CliRunner().invoke(app, [*command[1:], "--dry-run"])
+    assert served.exit_code == 0, served.output
+    assert served.stdout.startswith(f"vllm serve {tmp_path} --dtype float32")
