@@ -43,8 +43,8 @@ def started(
     patience: float = 300.0,
 ) -> Iterator[Server]:
     """Run a command that serves on the `--port` it is told, wait until it answers, and stop it at last."""
-    port = _free_port()
     with (
+        _kept_port() as port,
         log.open("w") as output,
         subprocess.Popen(  # noqa: S603
             [*command, "--host", "127.0.0.1", "--port", str(port)],
@@ -73,11 +73,21 @@ def forerun_command(model: str | Path, *flags: str) -> list[str]:
     return [sys.executable, "-m", "forerun", "serve", str(model), *flags]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextmanager
+def _kept_port() -> Iterator[int]:
+    """A port that nobody else is given until the server binds it, seconds after it was told to.
+
+    Linux lets the server, which asks for a port that may be in use again, have what is bound so and not
+    listened on; whoever asks for any port, to listen or to connect from, gets another. Other systems would
+    refuse the server, too: there the port is only chosen.
+    """
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        port: int = keeper.getsockname()[1]
+        if sys.platform != "linux":
+            keeper.close()
+        yield port
 
 
 def _wait_until_it_answers(server: Server, process: subprocess.Popen[bytes], patience: float) -> None:
