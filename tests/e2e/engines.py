@@ -11,19 +11,22 @@ from typing import Any
 
 import torch
 
+ALONE = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""A small engine in one process."""
+
 
 def ask(program: str | Path, *args: str | Path, **environment: str) -> Any:
     """Run a program that starts an engine, and return the JSON that it answers with.
 
-    A program in a file may start processes of its own.
+    The engine is in the program's own process, which is quicker; its ranks, if there are several, are not,
+    and need a program in a file.
     """
-    alone = {} if isinstance(program, Path) else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     finished = subprocess.run(
         [sys.executable, *(["-c"] if isinstance(program, str) else []), program, *args],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", **alone, **environment},
+        env={**os.environ, **ALONE, **environment},
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]

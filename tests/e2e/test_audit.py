@@ -14,7 +14,7 @@ from forerun.servers.processes import started, vllm_command
 pytestmark = pytest.mark.e2e
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
-FLAGS = ["--served-model-name", "m", "--dtype", "bfloat16", "--enforce-eager", "--max-num-seqs", "64"]
+FLAGS = ["--served-model-name", "m", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "64"]
 FLAGS += ["--max-model-len", "1024"]
 
 

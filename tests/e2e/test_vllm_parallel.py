@@ -24,6 +24,10 @@ ASK = """
 import json, sys
 from vllm import LLM, SamplingParams
 
+SETTINGS = {
+    "greedy": dict(temperature=0), "seeded": dict(temperature=0.9, seed=5), "free": dict(temperature=1.0)
+}
+
 def hear(module, _, output):
     module.heard.append(output.sampled_token_ids.tolist())
 
@@ -37,22 +41,26 @@ def listen(worker):
 def heard(worker):
     return worker.model_runner.heard
 
+def accepted(llm):
+    name = "vllm:spec_decode_num_accepted_tokens"
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
 def main():
-    model, options = sys.argv[1], json.loads(sys.argv[2])
+    model, asked, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8,
               skip_tokenizer_init=True, disable_log_stats=False, tensor_parallel_size=2, **options)
     llm.collective_rpc(listen)
     prompts = [{"prompt_token_ids": [3, 1, 4, 1, 5, 9, number] * 6} for number in range(6)]
     said = {}
-    for name, settings in {
-        "greedy": dict(temperature=0), "seeded": dict(temperature=0.9, seed=5), "free": dict(temperature=1.0)
-    }.items():
-        params = SamplingParams(max_tokens=24, ignore_eos=True, detokenize=False, **settings)
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        said[name] = [list(output.outputs[0].token_ids) for output in outputs]
+    for who, wishes in asked.items():
+        before, said[who] = accepted(llm), {}
+        for name, settings in SETTINGS.items():
+            params = SamplingParams(max_tokens=24, ignore_eos=True, detokenize=False, extra_args=wishes,
+                                    **settings)
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            said[who][name] = [list(output.outputs[0].token_ids) for output in outputs]
+        said[who]["accepted"] = accepted(llm) - before
     said["heard"] = llm.collective_rpc(heard)
-    said["accepted"] = sum(metric.value for metric in llm.get_metrics()
-                           if metric.name == "vllm:spec_decode_num_accepted_tokens")
     print("ANSWER", json.dumps(said))
 
 if __name__ == "__main__":
@@ -67,23 +75,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return make_llamas(tmp_path_factory.mktemp("models"), vocab_size=64, heads=4)
 
 
-def said_by(models: tuple[Path, Path], options: dict[str, Any], folder: Path) -> Any:
-    pytest.importorskip("vllm", reason="needs vLLM: make setup")
-    program = folder / "two_ranks.py"
-    program.write_text(ASK)
-    return ask(program, models[0], json.dumps(options), **RANKS)
-
-
 @pytest.mark.usefixtures("all_cores")
-@pytest.mark.parametrize("draft", [False, True], ids=["looked up", "drawn"])
-def test_ranks_agree_on_every_token(models: tuple[Path, Path], draft: bool, tmp_path: Path) -> None:
-    config = SpeculationConfig(draft_model=str(models[1]) if draft else None, adaptive=False, max_draft=8)
-    ours = said_by(models, engine_arguments(config), tmp_path)
+def test_ranks_agree_on_every_token(models: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="needs vLLM: make setup")
+    program = tmp_path / "two_ranks.py"
+    program.write_text(ASK)
+
+    def said_by(options: dict[str, Any], **asked: dict[str, str] | None) -> Any:
+        return ask(program, models[0], json.dumps(asked), json.dumps(options), **RANKS)
+
+    config = SpeculationConfig(draft_model=str(models[1]), adaptive=False, max_draft=8)
+    looked_up, drawn = ({"forerun_drafter": name} for name in ("suffix", "model"))
+    ours = said_by(engine_arguments(config), looked_up=looked_up, drawn=drawn)
+    plain = said_by({}, plain=None)["plain"]
     first, second = ours["heard"]
     assert first == second
-    assert len(first) > 30
-    assert ours["accepted"] > 20
-    if not draft:
-        plain = said_by(models, {}, tmp_path)
-        assert ours["greedy"] == plain["greedy"]
-        assert ours["seeded"] == plain["seeded"]
+    assert len(first) > 60
+    for who in ("looked_up", "drawn"):
+        assert ours[who]["accepted"] > 20
+        assert ours[who]["greedy"] == plain["greedy"]
+        assert ours[who]["seeded"] == plain["seeded"]
