@@ -1,4 +1,8 @@
-"""Contestants take turns, group by group, so that the moods of a machine are shared by all."""
+"""Contestants take turns, group by group, so that the moods of a machine are shared by all.
+
+Where several are asked at a time a group is longer: whoever is answered makes room for the next, as on a
+server. Of a few that start together and end with the slowest nobody could tell what a server gets done.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,9 @@ WARM: Final = 2
 REST: Final = 1.2
 """Seconds between two contestants: idle workers of a vLLM look for work busily for one."""
 
+ROUNDS: Final = 4
+"""A group has so many times as many questions as are asked at a time, where that is more than one."""
+
 TRIES: Final = 4
 """So often a group is asked while others take too much of the machine."""
 
@@ -44,19 +51,22 @@ class Race:
     seed: int = 0
 
     def groups(self, run: int) -> Iterator[list[tuple[Place, Question]]]:
-        """Questions that are asked at once; the last group is filled up from the beginning."""
+        """Questions that one is asked before it is the next one's turn; the last group is filled up from the
+        beginning, so that there are always as many at a time as there should be but at the end.
+        """
         for temperature in self.temperatures:
             for width in self.widths:
-                every = enumerate(cycle(self.questions))
-                for group in range(ceil(len(self.questions) / width)):
+                num, size = ceil(len(self.questions) / width) * width, width if width == 1 else ROUNDS * width
+                every = list(islice(cycle(self.questions), num))
+                for group, first in enumerate(range(0, num, size)):
                     yield [
                         (Place(run, temperature, width, group, number, each.id, each.category), each)
-                        for number, each in islice(every, width)
+                        for number, each in enumerate(every[first : first + size], first)
                     ]
 
     def __len__(self) -> int:
         """How many groups there are."""
-        return len(self.temperatures) * sum(ceil(len(self.questions) / width) for width in self.widths)
+        return sum(1 for _ in self.groups(0))
 
     def is_over(self, names: Sequence[str], writer: Writer) -> bool:
         """Whether everybody has answered everything."""
@@ -121,7 +131,8 @@ def undisturbed(ask: Callable[[], list[Answer]], rest: float = REST) -> list[Ans
 
 
 def ask_group(race: Race, group: Sequence[tuple[Place, Question]], who: str, lane: Endpoint) -> list[Answer]:
-    """Ask one contestant for all of a group at once."""
+    """Ask one contestant for all of a group, as many at a time as there should be."""
+    width = group[0][0].width
     before, began = Ticks.now(), time.perf_counter()
 
     def ask(one: tuple[Place, Question]) -> Answer:
@@ -132,7 +143,7 @@ def ask_group(race: Race, group: Sequence[tuple[Place, Question]], who: str, lan
             return Answer(place, who, error=str(error))
         return Answer.of(place, who, streamed, began)
 
-    with ThreadPoolExecutor(len(group)) as pool:
+    with ThreadPoolExecutor(width) as pool:
         answers = list(pool.map(ask, group))
     stolen = round(Ticks.now().share_since(before), DIGITS)
     return [replace(answer, stolen=stolen) for answer in answers]
