@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from forerun.config import SpeculationConfig
-from forerun.engines.vllm.launch import CHAIN, engine_arguments, serve_flags, settings_of
+from forerun.engines.vllm.launch import CHAIN, cores, engine_arguments, serve_flags, settings_of
 from forerun.errors import ConfigurationError
 
 
@@ -86,3 +87,17 @@ def test_what_the_user_says_of_the_same_things_stays() -> None:
 def test_flags_that_cannot_be_meant_are_refused(given: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         serve_flags(SpeculationConfig(), given)
+
+
+def test_all_processes_take_the_first_ones_word_for_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What steps cost is kept under it: a worker that is bound to one core leaves it where others look."""
+    monkeypatch.setenv("FORERUN_CORES", "")  # so that it is put back
+    monkeypatch.delenv("FORERUN_CORES")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    engine_arguments(SpeculationConfig())
+    assert cores() == "4 3"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert cores() == "4 3"
+    monkeypatch.delenv("FORERUN_CORES")
+    assert cores() == "1 3"

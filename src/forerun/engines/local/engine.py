@@ -74,7 +74,8 @@ class Engine:
         """What passes cost: as it was kept when it was last measured here, or measured now."""
         widest = target.cache.num_slots * (1 + min(self.config.max_draft, DEEP))
         widest = min(widest, WIDEST, target.max_length)
-        name = kept.name_of(engine="local", model=target.description, widest=widest)
+        threads = torch.get_num_threads()
+        name = kept.name_of(engine="local", model=target.description, widest=widest, threads=threads)
         cost = kept.find(name)
         if cost is None:
             cost = StepCost.measured(target.time, widest)

@@ -6,6 +6,7 @@ This module imports neither vllm nor anything that compiles: every process of vL
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ WORKER: Final = "forerun.engines.vllm.worker.Worker"
 
 CHAIN: Final = 24
 """The most guesses in a chain; longer ones gained nothing in any replay, and vLLM sets memory aside."""
+
+_CORES: Final = "FORERUN_CORES"
+"""Tells vLLM's processes what cores the first of them had."""
 
 _OURS: Final = {
     "--speculative-config": "--draft-model, --drafter or --speculation",
@@ -36,6 +40,7 @@ def engine_arguments(
     config: SpeculationConfig, additional_config: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The arguments of `vllm.LLM` that make it speculate as a configuration says, on any platform."""
+    cores()  # before there is another process to ask
     settings = config.model_dump(mode="json", exclude_defaults=True)
     guesses = max(1, min(config.max_draft, CHAIN))
     drafts: dict[str, Any] = {"method": "custom_class", "model": "forerun.engines.vllm.Nobody"}
@@ -52,6 +57,14 @@ def engine_arguments(
         "worker_cls": WORKER,
         "additional_config": {**(additional_config or {}), "forerun": settings},
     }
+
+
+def cores() -> str:
+    """How many cores this vLLM may use, and with how many threads it was told to. Its workers are bound to
+    some of them, so all take the word of the process that was asked first.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return os.environ.setdefault(_CORES, f"{allowed} {os.environ.get('OMP_NUM_THREADS', '')}".strip())
 
 
 def openmp() -> Path | None:

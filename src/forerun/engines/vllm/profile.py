@@ -18,7 +18,7 @@ from vllm.platforms import current_platform
 
 from forerun.control import kept
 from forerun.control.cost import StepCost
-from forerun.engines.vllm.launch import settings_of
+from forerun.engines.vllm.launch import cores, settings_of
 from forerun.engines.vllm.tally import logger
 
 DEEP: Final = 16
@@ -102,5 +102,5 @@ def _name(vllm_config: Any) -> str:
         ranks=(parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
         seqs=vllm_config.scheduler_config.max_num_seqs,
         device=current_platform.get_device_name(),
-        cores=[os.environ.get(name, "") for name in _CORES],
+        cores=[cores(), *(os.environ.get(name, "") for name in _CORES)],
     )
