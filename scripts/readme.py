@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,10 +16,13 @@ import typer
 from bench_tune import row_of
 from forerun.bench.record import Record
 from forerun.bench.report import losses, markdown
-from forerun.bench.summary import Result, summarise
+from forerun.bench.summary import summarise
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- from the record: begin -->", "<!-- from the record: end -->"
+
+BENCH, KEPT = "bench.jsonl", "bench-eight.jsonl"
+"""Of everybody; and of vLLM and forerun, kept at eight at a time."""
 
 TUNED: Final = (
     "| prompts | what tune says | predicted | measured | best of the sweep | over the best | seconds"
@@ -36,8 +38,16 @@ def renewed(text: str, table: str) -> str:
     return between.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text)
 
 
-def everything(results: Sequence[Result]) -> str:
-    """All tables, and who is faster than forerun."""
+def everything(records: Path) -> str:
+    """All tables, and who is faster than forerun: where several began together, and where they were kept at
+    their number.
+    """
+    together, kept = (_tables(Record.read(records / name)) for name in (BENCH, KEPT))
+    return f"{together}\n\n**Kept at eight at a time** ([record](records/{KEPT})):\n\n{kept}"
+
+
+def _tables(record: Record) -> str:
+    results = summarise(record)
     faster = "\n".join(f"- {each}" for each in losses(results)) or "- Nobody is faster in this record."
     return f"{markdown(results)}\n\nWhere forerun is not the fastest:\n\n{faster}"
 
@@ -61,9 +71,9 @@ def main(
     records: Annotated[Path, typer.Option(help="The folder of the records.")] = ROOT / "docs" / "records",
 ) -> None:
     """Bring the tables up to date."""
-    results = summarise(Record.read(records / "bench.jsonl"))
+    results = summarise(Record.read(records / BENCH))
     first = [each for each in results if each.width == 1 and not each.temperature]
-    tables = {readme: markdown(first), page: everything(results), tuning: tuned(records)}
+    tables = {readme: markdown(first), page: everything(records), tuning: tuned(records)}
     texts = {document: document.read_text(encoding="utf-8") for document in tables}
     fresh = {document: renewed(texts[document], table) for document, table in tables.items()}
     for document, text in fresh.items():
