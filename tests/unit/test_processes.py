@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from itertools import repeat
 from pathlib import Path
 
 import httpx
@@ -51,7 +50,7 @@ def test_a_port_that_is_not_kept_is_given_to_another() -> None:
     """The twin without a keeper: what the test above looks for does happen."""
     with processes._kept_port() as port:
         pass
-    assert any(any_port() == port for _ in repeat(None, 2_000_000))
+    assert any(any_port() == port for _ in range(2_000_000))
 
 
 def test_a_server_is_waited_for_and_stopped(tmp_path: Path) -> None:

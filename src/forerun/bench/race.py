@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -22,6 +21,7 @@ from forerun.bench.stolen import Ticks
 from forerun.bench.suites import Question
 from forerun.errors import ForerunError
 from forerun.servers.endpoint import Endpoint
+from forerun.servers.together import ask_together
 from forerun.types import SamplingParams
 
 WARM: Final = 2
@@ -143,8 +143,7 @@ def ask_group(race: Race, group: Sequence[tuple[Place, Question]], who: str, lan
             return Answer(place, who, error=str(error))
         return Answer.of(place, who, streamed, began)
 
-    with ThreadPoolExecutor(width) as pool:
-        answers = list(pool.map(ask, group))
+    answers = list(ask_together(ask, group, width))
     stolen = round(Ticks.now().share_since(before), DIGITS)
     return [replace(answer, stolen=stolen) for answer in answers]
 
