@@ -1,5 +1,6 @@
 """The whole exception tree. Each message names what was got, what was expected and the remedy.
 
+```text
 ForerunError
 ├── ConfigurationError        a configuration that cannot be meant (also a ValueError)
 │   └── UnknownKey            a key nobody reads; names the nearest known one
@@ -19,13 +20,17 @@ ForerunError
 ├── RequestRefused            a server does not take a request (also a ValueError)
 ├── UnsupportedEngine         a vLLM that is not the one we know (also a RuntimeError)
 ├── VocabularyMismatch        two models or files that do not share their tokens (also a ValueError)
+├── OutputNotWritable         an output path that cannot be written (also an OSError)
 └── MissingExtra              an optional dependency is not installed (also an ImportError)
+```
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
+
+from forerun.installation import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,8 +119,13 @@ class VocabularyMismatch(ForerunError, ValueError):
     """Two models or files that do not share their tokens."""
 
 
-class MissingExtra(ForerunError, ImportError):
-    """An optional dependency is not installed."""
+class OutputNotWritable(ForerunError, OSError):
+    """An output path that cannot be written."""
 
-    def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs {package}, which is not installed: pip install 'forerun[{extra}]'")
+
+class MissingExtra(ForerunError, ImportError):
+    """An optional dependency is not installed; `instead` is a way to do without it."""
+
+    def __init__(self, package: str, extra: str, instead: str = "") -> None:
+        remedy = install_command(extra) + (f", or {instead}" if instead else "")
+        super().__init__(f"this needs {package}, which is not installed: {remedy}")

@@ -1,4 +1,4 @@
-"""matplotlib (the extra `plots`), for whoever draws to a file."""
+"""matplotlib (the extra `plots`), drawing to files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.errors import MissingExtra
 
 
 def pyplot() -> Any:
-    """matplotlib without a screen, or a sentence that says how to get it."""
+    """matplotlib.pyplot with a backend that needs no display; raises `MissingExtra` without matplotlib."""
     try:
         import matplotlib as mpl  # noqa: PLC0415
     except ImportError as error:

@@ -50,11 +50,11 @@ def test_one_prompt_streams_and_the_closing_line_counts(smollm2: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith("two, three, one, two, three")
     assert "12 tokens in" in done.stderr
-    assert "guesses stood" in done.stderr
+    assert "draft tokens accepted" in done.stderr
     page = tmp_path / "rounds.html"
     drawn = forerun("trace", trace, "-o", page)
     assert drawn.returncode == 0, drawn.stderr
-    assert "rounds of 1 requests" in drawn.stdout
+    assert "steps of 1 requests" in drawn.stdout
     assert '<span class="kept"> two</span>' in page.read_text(encoding="utf-8")
 
 
@@ -69,7 +69,12 @@ def test_show_colours_what_was_guessed(smollm2: Path) -> None:
 
 def test_many_prompts_and_json(smollm2: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    rows = [{"prompt": COUNT}, {"prompt": ""}, {"prompt": [1, 2, 3]}, {"turns": [FRANCE, "And of Spain?"]}]
+    rows = [
+        {"prompt": COUNT},
+        {"prompt": [10**8]},
+        {"prompt": [1, 2, 3]},
+        {"turns": [FRANCE, "And of Spain?"]},
+    ]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = forerun(
         "generate",
@@ -87,8 +92,8 @@ def test_many_prompts_and_json(smollm2: Path, tmp_path: Path) -> None:
     assert done.returncode == 1, "one of them cannot be answered"
     results: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["finish_reason"] for each in results] == ["length", "error", "length", "length"]
-    assert "the prompt is empty" in results[1]["error"]
-    assert "prompt 2: the prompt is empty" in done.stderr
+    assert "token 100000000" in results[1]["error"]
+    assert f"prompt 2: {results[1]['error']}" in done.stderr
     assert all(each["stats"]["tokens"] == 6 for each in results if "error" not in each)
 
 

@@ -14,10 +14,13 @@ import pytest
 import torch
 from local_models import VOCAB, answers, make_drafters, make_engine
 
+from forerun.control.controller import Controller, Step
+from forerun.control.guesses import Guesses
+from forerun.drafters.tree import SURVIVAL
 from forerun.engines.local.engine import CHUNK, Engine
 from forerun.engines.local.request import Request, Result
 from forerun.errors import ForerunError, InvalidDistribution, InvalidRequest, InvalidSampling
-from forerun.types import Draft, RequestView, SamplingParams, Verdict
+from forerun.types import BoolArray, Draft, RequestView, SamplingParams, Verdict
 
 GREEDY = SamplingParams(temperature=0.0)
 ENDS = frozenset({0})
@@ -151,7 +154,7 @@ def add(engine: Engine, prompt: tuple[int, ...] = (1,), temperature: float = 0.0
     ("wrong", "message"),
     [
         ({"prompt": ()}, "the prompt is empty"),
-        ({"prompt": (1,) * 200}, "the prompt has 200 tokens; with an answer it must fit 128"),
+        ({"prompt": (1,) * 200}, "the prompt has 200 tokens; .* must fit in 128: .*max_length"),
         ({"prompt": (1, 99)}, "token 99; the vocabulary has 16"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_draft": -1}, "max_draft is -1"),
@@ -377,3 +380,35 @@ def test_a_step_that_breaks_off_can_be_tried_again(tiny_llama: Any, monkeypatch:
     results = {update.id: update.result for update in engine.stream() if update.result is not None}
     alone = answers(make_engine(tiny_llama, {}, slots=1), requests)
     assert [results[request.id].token_ids for request in requests] == [each.token_ids for each in alone]
+
+
+def test_updates_carry_the_survival_that_the_controller_decided_with(
+    tiny_llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[list[float]] = []
+    choose = Controller.choose
+
+    def recording(self: Controller, step: Step, guesses: Guesses) -> BoolArray:
+        survivals = self.estimate(step, guesses)
+        kept = choose(self, step, guesses)
+        used.append(survivals[kept].tolist())
+        return kept
+
+    monkeypatch.setattr(Controller, "choose", recording)
+    engine = make_engine(tiny_llama, make_drafters(tiny_llama, "suffix", "ngram"))
+    for number in range(3):
+        prompt = tuple(number + token for token in (1, 2, 3, 4) * 3)
+        engine.add(Request(f"{number}", prompt, max_tokens=30))
+    shown, stated = list[float](), list[float]()
+    while engine.num_unfinished:
+        used.clear()
+        updates = engine.step()
+        assert [len(update.survival) for update in updates] == [len(update.draft) for update in updates]
+        decided = [chance for update in updates for chance in update.survival]
+        assert decided == (used[0] if used else [])
+        shown += decided
+        for update in updates:
+            if update.draft.evidence is not None:
+                stated += update.draft.evidence[:, SURVIVAL].tolist()
+    assert len(shown) == len(stated) > 20
+    assert np.abs(np.array(shown) - stated).max() > 0.1, "calibration moves what drafters state"

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 from numba.core import caching
 
 from forerun.core import compiled as compiled_module
-from forerun.core.compiled import compiled
+from forerun.core.compiled import compiled, on_compile
 from forerun.core.threads import over_rows
 
 
@@ -20,6 +23,34 @@ def test_a_machine_without_a_place_to_write_compiles_all_the_same(monkeypatch: p
         return 2 * x
 
     assert double(21.0) == 42.0
+
+
+def test_each_compilation_is_reported_once_and_a_compiled_loop_is_not() -> None:
+    @compiled
+    def double(x: float) -> float:
+        return 2 * x
+
+    names: list[str] = []
+    with on_compile(names.append):
+        double(21.0)
+        double(22.0)
+    assert [name.rpartition(".")[2] for name in names] == ["double"]
+    double(1)  # a new signature, compiled while nothing listens
+    assert len(names) == 1
+
+
+def test_a_loop_loaded_from_the_cache_is_not_reported(tmp_path: Path) -> None:
+    script = tmp_path / "loops.py"
+    script.write_text(
+        "from forerun.core.compiled import compiled, on_compile\n\n"
+        "@compiled\ndef double(x):\n    return 2 * x\n\n"
+        "with on_compile(print):\n    double(21.0)\n"
+    )
+    first, second = (
+        subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    )
+    assert [len(first), len(second)] == [1, 0]
 
 
 def test_a_change_in_any_file_of_ours_makes_kept_results_stale(monkeypatch: pytest.MonkeyPatch) -> None:

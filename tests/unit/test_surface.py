@@ -46,5 +46,5 @@ def test_the_drawn_exception_tree_is_the_real_one() -> None:
 
 
 def test_a_missing_extra_says_how_to_get_it() -> None:
-    with pytest.raises(ImportError, match=r"pip install 'forerun\[plots\]'"):
+    with pytest.raises(ImportError, match=r"pip install .*\[plots\]"):
         raise errors.MissingExtra("matplotlib", "plots")

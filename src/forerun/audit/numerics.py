@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-import torch
 
 from forerun.core.settings import Settings
+from forerun.core.tensors import HAS_TORCH, torch
 from forerun.core.warp import probabilities
-from forerun.errors import UnreadableAnswer
+from forerun.errors import MissingExtra, UnreadableAnswer
 from forerun.servers.endpoint import Answer, Endpoint, Prompt, Token
 from forerun.types import FloatArray, SamplingParams
 
@@ -131,6 +131,8 @@ def error_of_server(server: Endpoint, prompt: Prompt, num_tokens: int, choices: 
     """sigma of a server against itself: the same places as it decodes, in answers of their own, and in
     several answers at once.
     """
+    if not HAS_TORCH:
+        raise MissingExtra("torch", "torch", instead="give the allowed distance with --epsilon")
     (answer,) = server.complete(
         prompt, replace(_NEUTRAL, temperature=0.0), num_tokens, num_logprobs=NUM_LOGPROBS
     )

@@ -1,4 +1,4 @@
-"""`forerun trace`: the rounds of a run as a page."""
+"""`forerun trace`: the steps of a run as a page."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.console import told
+from forerun.cli.console import check_writable, told
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(help="What `forerun generate --trace FILE` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A trace written by `forerun generate --trace FILE`.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("trace.html"),
 ) -> None:
-    """Draw a trace as one self-contained page: the text in colours, every pass, every round's guesses."""
+    """Write a trace as one self-contained page: the text in colours, every step and its draft tree."""
     from forerun.engines.local.page import write_page
     from forerun.engines.local.stories import read_trace
 
     with told():
+        check_writable(output)
         stories = read_trace(file)
         write_page(stories, output)
-    typer.echo(f"{output}: {sum(len(story.rounds) for story in stories)} rounds of {len(stories)} requests")
+    typer.echo(f"{output}: {sum(len(story.rounds) for story in stories)} steps of {len(stories)} requests")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
+from forerun.core.tensors import Tensor, torch
 from forerun.errors import InvalidDistribution
 from forerun.types import IntArray
 
@@ -42,12 +42,12 @@ class Rows(Protocol):
 
 def on_cpu(wide: Wide) -> bool:
     """Whether compiled loops can run over these rows."""
-    return isinstance(wide, torch.Tensor) and wide.device.type == "cpu"
+    return isinstance(wide, Tensor) and wide.device.type == "cpu"
 
 
 def take(source: Any, rows: IntArray) -> Wide:
     """A copy of these rows. `index_select` is some forty times faster than indexing with a NumPy array."""
-    if isinstance(source, torch.Tensor):
+    if isinstance(source, Tensor):
         return source.index_select(0, torch.from_numpy(rows).to(source.device))
     return source[rows]
 
@@ -59,25 +59,25 @@ def among(wide: Wide, rows: IntArray) -> Wide:
 
 def stack(rows: Any) -> Wide:
     """One wide array of separate rows; a wide array as it is."""
-    if isinstance(rows, torch.Tensor | np.ndarray):
+    if isinstance(rows, (Tensor, np.ndarray)):
         return rows
-    if isinstance(rows[0], torch.Tensor):
+    if isinstance(rows[0], Tensor):
         return torch.stack(list(rows))
     return np.stack(list(rows))
 
 
 def gather(rows: Sequence[Any], columns: Sequence[int]) -> list[Any]:
     """rows[i][columns[i]] of separate rows, as numbers on the host."""
-    if rows and isinstance(rows[0], torch.Tensor) and rows[0].device.type != "cpu":
+    if rows and isinstance(rows[0], Tensor) and rows[0].device.type != "cpu":
         numbers: list[Any] = torch.stack([row[c] for row, c in zip(rows, columns, strict=True)]).tolist()
         return numbers
-    tables = [row.numpy() if isinstance(row, torch.Tensor) else row for row in rows]
+    tables = [row.numpy() if isinstance(row, Tensor) else row for row in rows]
     return [table[c] for table, c in zip(tables, columns, strict=True)]
 
 
 def entries(wide: Wide, rows: IntArray, columns: IntArray) -> Narrow:
     """wide[rows[i], columns[i]] for every i."""
-    if isinstance(wide, torch.Tensor):
+    if isinstance(wide, Tensor):
         at = torch.from_numpy(rows * wide.shape[1] + columns).to(wide.device)
         return wide.take(at).double().numpy(force=True)
     return wide[rows, columns]
@@ -100,7 +100,7 @@ def put(wide: Wide, rows: IntArray, values: Wide) -> Wide:
     """The array with these rows overwritten, in place; or the values themselves, where they are all of it."""
     if _are_all(rows, wide):
         return values
-    if isinstance(wide, torch.Tensor):
+    if isinstance(wide, Tensor):
         return wide.index_copy_(0, torch.from_numpy(rows).to(wide.device), values)
     wide[rows] = values
     return wide
@@ -108,7 +108,7 @@ def put(wide: Wide, rows: IntArray, values: Wide) -> Wide:
 
 def clear(wide: Wide, rows: IntArray, columns: IntArray) -> None:
     """Set wide[rows[i], columns[i]] to zero for every i."""
-    if isinstance(wide, torch.Tensor) and len(rows):
+    if isinstance(wide, Tensor) and len(rows):
         wide[torch.from_numpy(rows).to(wide.device), torch.from_numpy(columns).to(wide.device)] = 0
     elif len(rows):
         wide[rows, columns] = 0
@@ -116,7 +116,7 @@ def clear(wide: Wide, rows: IntArray, columns: IntArray) -> None:
 
 def ones_beside(wide: Wide) -> Narrow:
     """A one per row, of the kind of number that goes with these rows."""
-    return np.ones(len(wide), dtype=np.float64 if isinstance(wide, torch.Tensor) else object)
+    return np.ones(len(wide), dtype=np.float64 if isinstance(wide, Tensor) else object)
 
 
 def scaled(wide: Wide, factors: Narrow) -> Wide:
@@ -126,21 +126,21 @@ def scaled(wide: Wide, factors: Narrow) -> Wide:
 
 def positive(wide: Wide) -> Wide:
     """max(x, 0), entry by entry, of an array nobody else holds."""
-    if isinstance(wide, torch.Tensor):
+    if isinstance(wide, Tensor):
         return wide.clamp_min_(0)
     return wide * (wide > 0)
 
 
 def mass(wide: Wide) -> Narrow:
     """The sum of each row."""
-    if isinstance(wide, torch.Tensor):
+    if isinstance(wide, Tensor):
         return wide.sum(-1).double().numpy(force=True)
     return wide.sum(-1)
 
 
 def peak(wide: Wide) -> tuple[IntArray, Narrow]:
     """Each row's first largest entry: where, and how large."""
-    if isinstance(wide, torch.Tensor):
+    if isinstance(wide, Tensor):
         top, where = wide.max(-1)
         return where.numpy(force=True), top.double().numpy(force=True)
     where = wide.argmax(-1)
@@ -164,14 +164,14 @@ def first_largest(wide: torch.Tensor, rows: IntArray) -> IntArray:
 
 def cumulative(wide: Wide) -> Wide:
     """Running sums along each row; in float64, since 256k float32 additions lose small tokens."""
-    if isinstance(wide, torch.Tensor):
+    if isinstance(wide, Tensor):
         return wide.cumsum(-1, dtype=torch.float64)
     return wide.cumsum(-1)
 
 
 def count(condition: Any) -> IntArray:
     """How many entries of each row are true."""
-    if isinstance(condition, torch.Tensor):
+    if isinstance(condition, Tensor):
         return condition.sum(-1).numpy(force=True)
     return np.asarray(condition.sum(-1), dtype=np.int64)
 
@@ -183,7 +183,7 @@ def near_one(wide: Wide) -> tuple[Wide, Narrow]:
     refused siblings would underflow. Fractions do not underflow and are left alone.
     """
     masses = mass(wide)
-    if not isinstance(wide, torch.Tensor) or (masses > _SMALL).all():
+    if not isinstance(wide, Tensor) or (masses > _SMALL).all():
         return wide, masses
     factors = np.ldexp(1.0, np.clip(-np.frexp(masses)[1], -_MOST_DOUBLINGS, _MOST_DOUBLINGS))
     return scaled(wide, factors), masses * factors
@@ -199,7 +199,7 @@ def ratio_near_one(a: Narrow, b: Narrow) -> tuple[Narrow, Narrow]:
 
 def _column(wide: Wide, numbers: Narrow) -> Any:
     """A number per row, as a column beside `wide`."""
-    if isinstance(wide, torch.Tensor):
+    if isinstance(wide, Tensor):
         return torch.from_numpy(np.asarray(numbers, dtype=np.float64)).to(wide.device, wide.dtype)[:, None]
     return np.asarray(numbers)[:, None]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -44,6 +46,29 @@ def _stamp() -> tuple[tuple[str, int, int], ...]:
     """Which files of ours there are, how long and how old."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+@contextmanager
+def on_compile(notify: Callable[[str], None]) -> Iterator[None]:
+    """Call `notify` with the name of each function that numba starts to compile.
+
+    Functions loaded from the cache on disk are not compiled and not reported. Nested calls are: a function is
+    reported before those that it uses.
+    """
+    with event.install_listener("numba:compile", _CompileListener(notify)):
+        yield
+
+
+class _CompileListener(event.Listener):  # type: ignore[misc]  # numba has no types
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+
+    def on_start(self, event: event.Event) -> None:
+        function = event.data["dispatcher"].py_func
+        self._notify(f"{function.__module__}.{function.__qualname__}")
+
+    def on_end(self, event: event.Event) -> None:
+        """Nothing: the next function's start is reported."""
 
 
 def inlined(function: Function) -> Function:

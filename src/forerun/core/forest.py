@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from forerun.core import arrays
 from forerun.core.arrays import Narrow
@@ -170,9 +169,9 @@ class Forest:
                 f"a q over {min(sizes)} tokens came for a target of {vocab_size}; pad or cut it where the"
                 " token tables agree, or choose a draft of the same family"
             )
-        kinds = {proposal.probs.dtype for proposal in self.proposals.values()} - {torch.float32}
-        if kinds:
-            raise InvalidDraft(f"q came as {kinds.pop()}; draw from float32, and keep that")
+        kinds = {proposal.probs.dtype for proposal in self.proposals.values()}
+        if other := {str(kind) for kind in kinds} - {"torch.float32"}:
+            raise InvalidDraft(f"q came as {other.pop()}; draw from float32, and keep that")
 
     def _demand_proposals(self) -> None:
         """Raise where a sampled guess came without the q it was drawn from."""

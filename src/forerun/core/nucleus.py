@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from forerun.core.compiled import compiled
+from forerun.core.tensors import torch
 from forerun.core.threads import over_rows
 
 

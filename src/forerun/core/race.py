@@ -14,10 +14,10 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 
 from forerun.core.compiled import compiled, inlined
 from forerun.core.noise import BLOCK, LANES, Stream, philox, token_noise
+from forerun.core.tensors import torch
 from forerun.core.threads import over_rows
 from forerun.types import IntArray
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import torch
 
 from forerun.core.settings import Settings
+from forerun.core.tensors import torch
 from forerun.errors import InvalidSampling
 from forerun.types import SamplingParams
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 
 from forerun.core import arrays
 from forerun.core.forest import Forest
 from forerun.core.race import race_rows
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
+from forerun.core.tensors import torch
 from forerun.core.warp import probabilities
 from forerun.errors import InvalidDistribution
 from forerun.types import BoolArray, FloatArray, IntArray

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-import torch
+from forerun.core.tensors import torch
 
 _AT_A_TIME = 2
 """Rows a thread takes at a time."""

@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
 
 from forerun.core.block import block
 from forerun.core.follow import follow
@@ -23,6 +22,7 @@ from forerun.core.reject import reject
 from forerun.core.rules import History
 from forerun.core.settings import Settings
 from forerun.core.target import READ_AHEAD, RawTarget, Taken, Target
+from forerun.core.tensors import torch
 from forerun.errors import InvalidDistribution, InvalidSampling
 from forerun.types import Draft, FloatArray, IntArray, SamplingParams, Verdict
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from forerun.core.nucleus import keep_nucleus
 from forerun.core.rules import Context, apply_rules
 from forerun.core.settings import Settings
+from forerun.core.tensors import torch
 
 
 def probabilities(logits: torch.Tensor, settings: Settings, contexts: Sequence[Context] = ()) -> torch.Tensor:

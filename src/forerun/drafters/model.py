@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import torch
 
 from forerun.core import arrays
 from forerun.core.decisions import pick
@@ -20,6 +19,7 @@ from forerun.core.noise import signed
 from forerun.core.race import race_rows
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
+from forerun.core.tensors import torch
 from forerun.core.warp import probabilities
 from forerun.drafters.together import descend
 from forerun.errors import ConfigurationError

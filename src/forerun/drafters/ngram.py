@@ -91,7 +91,7 @@ class NgramDrafter:
 
         Only an unknown context ends a draft before its budget does, and before anything is drawn there.
         """
-        import torch  # noqa: PLC0415  (only drawn guesses need it)
+        from forerun.core.tensors import torch  # noqa: PLC0415  (only sampled drafts need it)
 
         assert self.draw is not None
         context = request.counts.text[-self.order :]

@@ -7,8 +7,11 @@
 - `reference`: a plain model for audits
 """
 
+from forerun.core.tensors import HAS_TORCH
 from forerun.errors import MissingExtra
 
+if not HAS_TORCH:
+    raise MissingExtra("torch", "local")
 try:
     import transformers as _  # noqa: F401
 except ImportError as error:  # pragma: no cover: the tests have it

@@ -61,7 +61,8 @@ class Runner:
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self.max_length = min(max_length or 2**62, longest(model))
         if self.max_length < _SHORTEST:
-            raise ConfigurationError(f"max_length is {self.max_length}; it must be at least {_SHORTEST}")
+            whose = "max_length" if self.max_length < longest(model) else "the model's own context length"
+            raise ConfigurationError(f"{whose} is {self.max_length} tokens; it must be at least {_SHORTEST}")
         self.num_passes, self.seconds = 0, 0.0
         plain, shape = _tried_plainly(model, _ordinary(_PROBE, self.vocab_size))
         self.cache = SlottedCache(shape, num_slots, self.max_length, model.dtype, model.device)
@@ -231,7 +232,6 @@ def longest(model: Any) -> int:
     return min((bound for bound in bounds if bound), default=2**31)
 
 
-@torch.inference_mode()
 def _ordinary(eighths: Sequence[int], vocab_size: int) -> list[int]:
     """Tokens by their place in the vocabulary, in eighths: from its middle, where ordinary words are. The
     first ones steer the model, and in low precision what it says after them depends on the last bit.
@@ -239,6 +239,7 @@ def _ordinary(eighths: Sequence[int], vocab_size: int) -> list[int]:
     return [vocab_size * each // 8 for each in eighths]
 
 
+@torch.inference_mode()
 def _tried_plainly(model: Any, probe: Sequence[int]) -> tuple[torch.Tensor, Shape]:
     """What the model says by itself after each token of the probe, and what it keeps of one."""
     cache = DynamicCache()

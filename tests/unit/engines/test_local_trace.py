@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def trace(tmp_path: Path) -> Path:
     out = io.StringIO()
     tracer = Trace(out, Letters())
     tracer.prompt("0", [1, 2])
-    tracer.update(Update("0", (1, 2, 5), "abe", TREE, Verdict((0, 1), 5)))
+    used = (0.95, 0.8125, 0.7, 0.05)
+    tracer.update(Update("0", (1, 2, 5), "abe", TREE, Verdict((0, 1), 5), survival=used))
     tracer.update(
         Update("0", (0,), "<", Draft.chain([3]), Verdict((), 0), Result("0", "abe<", (1, 2, 5, 0), "stop"))
     )
@@ -72,9 +74,11 @@ def test_a_trace_has_a_line_a_round(trace: Path) -> None:
         "parent": 0,
         "by": "suffix",
         "drawn": False,
-        "survival": 0.5,
+        "survival": 0.8125,
+        "drafter_survival": 0.5,
     }
     assert second["guesses"][0]["survival"] is None
+    assert second["guesses"][0]["drafter_survival"] is None
     assert result["result"]["finish_reason"] == "stop"
     assert cancelled["result"]["finish_reason"] == "cancelled"
 
@@ -91,6 +95,28 @@ def test_the_page_shows_every_round_and_needs_nothing_else(trace: Path) -> None:
     assert html.count("<details>") == 2
     assert "http" not in html
     assert "<script" not in html
+
+
+def test_the_page_shows_the_survival_that_the_controller_used(trace: Path) -> None:
+    page = trace.with_suffix(".html")
+    write_page(read_trace(trace), page)
+    _, *sections = page.read_text(encoding="utf-8").split("<section>")
+    shown = re.findall(r'class="by"[^>]*>([^<]*)<', "".join(sections))
+    assert shown == ["suffix 0.95", "suffix 0.81", "suffix 0.05", ""]
+
+
+def test_the_page_follows_the_readers_colour_scheme(trace: Path) -> None:
+    page = trace.with_suffix(".html")
+    write_page(read_trace(trace), page)
+    html = page.read_text(encoding="utf-8")
+    assert "color-scheme: light dark" in html
+    style, body = html.split("</style>")
+    light, dark = style.split("@media (prefers-color-scheme: dark)")
+    names = set(re.findall(r"(--[\w-]+):", light))
+    assert names
+    assert names == set(re.findall(r"(--[\w-]+):", dark)), "every colour has a dark counterpart"
+    rules = style[style.index("body {") :]
+    assert not re.findall(r"#[0-9a-f]{3,8}\b", rules + body), "colours are named once, in :root"
 
 
 @pytest.mark.parametrize(

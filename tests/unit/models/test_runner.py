@@ -73,6 +73,20 @@ def test_every_path_of_every_tree_says_what_it_says_alone(tiny_llama: Any, texts
     assert differences(tiny_llama, texts) < 1e-4
 
 
+def test_every_forward_pass_of_the_probe_runs_in_inference_mode(tiny_llama: Any) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def record(_model: Any, _inputs: Any, output: Any) -> None:
+        seen.append((torch.is_inference_mode_enabled(), output.logits.requires_grad))
+
+    hook = tiny_llama.register_forward_hook(record)
+    try:
+        Runner(tiny_llama, num_slots=2, max_length=64)
+    finally:
+        hook.remove()
+    assert set(seen) == {(True, False)}
+
+
 def test_a_row_that_sees_its_sibling_is_noticed(tiny_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = running._lineage
 

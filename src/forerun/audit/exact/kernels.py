@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import torch
 
 from forerun.audit.exact.registry import Kind, Row, lenient_by
 from forerun.audit.exact.rounds import Verifier
@@ -22,7 +21,27 @@ from forerun.core.forest import Forest
 from forerun.core.nucleus import keep_nucleus, nucleus_by_sorting
 from forerun.core.race import clocks, race, race_rows
 from forerun.core.reject import reject
+from forerun.core.tensors import HAS_TORCH, torch
 from forerun.types import Draft, Proposal, Verdict
+
+CLAIMS: Final = (
+    "reject in float32",
+    "block in float32",
+    "lenient in float32",
+    "race, compiled",
+    "top-p, compiled",
+)
+"""The rows of `compare_kernels`, in order."""
+
+
+def compare_kernels() -> Iterator[Row]:
+    """Every comparison. Without torch none can be made, and each row states that it was not run."""
+    if not HAS_TORCH:
+        yield from (Row(name, Kind.KERNEL, None, num_cases=0, num_outcomes=0) for name in CLAIMS)
+        return
+    yield from compare_verifiers()
+    yield compare_race()
+    yield compare_nucleus()
 
 
 def dyadic_laws(vocab_size: int, parts: int) -> list[Law]:

@@ -43,13 +43,14 @@ class Kind(StrEnum):
 class Row:
     """One line of the report.
 
-    `held` is what matters: the law is equal, the bound kept, the kernel in agreement, the mutant caught.
+    `held` is what matters: the law is equal, the bound kept, the kernel in agreement, the mutant caught;
+    None where the comparison was not run, as for kernels where torch is not installed.
     `distance` is the largest total variation distance seen between laws, exact.
     """
 
     name: str
     kind: Kind
-    held: bool
+    held: bool | None
     num_cases: int
     num_outcomes: int
     distance: Fraction | None = None

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-import torch
-
 from forerun.audit.sampled.against_model import TokenReader
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
+from forerun.core.tensors import torch
 from forerun.errors import ConfigurationError
 from forerun.servers.endpoint import Token
 from forerun.types import SamplingParams
@@ -25,7 +24,9 @@ from forerun.types import SamplingParams
 if TYPE_CHECKING:
     from forerun.models.reference import Reference
 
-PRECISIONS: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+PRECISIONS: Final = ("bfloat16", "float16", "float32")
+"""Names of torch's types in which the reference can be run."""
+
 _WINDOW: Final = 32
 _LIKELY: Final = 5
 
@@ -53,7 +54,7 @@ class Referee:
                 " give the bound itself"
             )
         self._model = model
-        self._precisions = [] if bound is not None else [PRECISIONS[each] for each in precisions]
+        self._precisions = [] if bound is not None else [getattr(torch, each) for each in precisions]
         self._bound = bound
         self._in: dict[torch.dtype, Reference] = {model.dtype: model}
         self.read = TokenReader(model)
@@ -92,11 +93,12 @@ class Referee:
 
     @cached_property
     def told(self) -> str:
-        """How the bound comes about, in a sentence."""
+        """The definition of a near-tie in this audit."""
         if self._bound is not None:
-            return f"gaps up to {self._bound:g} count as ties, as given"
-        names = " and ".join(str(each).removeprefix("torch.") for each in self._precisions)
+            return f"near-tie: logits at most {self._bound:g} apart in float32, as given by --bound"
+        names = [str(each).removeprefix("torch.") for each in self._precisions]
+        low = sorted({name for name in names if name != "float32"})
         return (
-            f"gaps up to what {names} were seen to move the difference of two likely logits by, over the last"
-            f" {_WINDOW} tokens, count as ties"
-        )
+            f"near-tie: logits no further apart in float32 than the error of {' and '.join(names)} in the"
+            f" difference of two likely logits, measured over the last {_WINDOW} tokens"
+        ) + (f"; in {' and '.join(low)}, identical tokens are not guaranteed at near-ties" if low else "")

@@ -13,11 +13,11 @@ from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from forerun.audit.numerics import epsilons
 from forerun.core.rules import Context, History, apply_rules
 from forerun.core.settings import Settings
+from forerun.core.tensors import torch
 from forerun.core.warp import probabilities
 from forerun.servers.endpoint import looked_up
 from forerun.types import BoolArray, FloatArray, IntArray, SamplingParams

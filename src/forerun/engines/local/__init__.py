@@ -6,5 +6,6 @@
 - `judging`: which guesses stand, and whose logits are broken
 - `engine`: `step()`, which is all of it
 - `llm`: `generate` and `LLM`, for people
+- `startup`: one-time work of a first run, logged
 - `trace`, `stories`, `page`: what happened, round by round: written as lines, read back, drawn
 """

@@ -15,19 +15,20 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from forerun.config import SpeculationConfig
 from forerun.control import kept
 from forerun.control.cost import StepCost
 from forerun.core.rules import demand_known
+from forerun.core.tensors import torch
 from forerun.engines.local.ending import Ending
 from forerun.engines.local.guessing import Guesser
 from forerun.engines.local.judging import judge
 from forerun.engines.local.request import FinishReason, Request, Result, Update
 from forerun.engines.local.sequence import Sequence
+from forerun.engines.local.startup import log_compilation, profile_step_cost
 from forerun.errors import ForerunError, InvalidRequest
-from forerun.models.runner import Rows, Runner
+from forerun.models.runner import Rows, Runner, longest
 from forerun.types import Draft, Drafter, Verdict
 
 CHUNK: Final = 256
@@ -78,7 +79,7 @@ class Engine:
         name = kept.name_of(engine="local", model=target.description, widest=widest, threads=threads)
         cost = kept.find(name)
         if cost is None:
-            cost = StepCost.measured(target.time, widest)
+            cost = profile_step_cost(target.time, widest)
             kept.keep(name, cost)
         return cost
 
@@ -93,8 +94,8 @@ class Engine:
             raise InvalidRequest(f"a request called {request.id!r} is on its way; give every one its own id")
         if len(request.prompt) >= self.target.max_length:
             raise InvalidRequest(
-                f"the prompt has {len(request.prompt)} tokens; with an answer it must fit"
-                f" {self.target.max_length}: shorten it, or raise max_length if the model reads more"
+                f"the prompt has {len(request.prompt)} tokens; prompt and output must fit in"
+                f" {self.target.max_length}: {self._length_remedy()}"
             )
         unknown = [token for token in request.prompt if not 0 <= token < self.target.vocab_size]
         if unknown:
@@ -103,11 +104,19 @@ class Engine:
             )
         if self.tokenizer is None and any(isinstance(stop, str) for stop in request.stop):
             raise InvalidRequest(
-                "a stop text needs a tokenizer: stop at token ids, or load the model with one"
+                "a stop text needs a tokenizer, and the model has none: stop at token ids, pass tokenizer=,"
+                " or add the tokenizer's files to the model's directory"
             )
         demand_known(request.sampling, self.target.vocab_size)
         self.guesser.demand_known(request.drafters or ())
         self._waiting.append(request)
+
+    def _length_remedy(self) -> str:
+        """How a longer prompt can be made to fit."""
+        limit = longest(self.target.model)
+        if self.target.max_length < limit:
+            return f"shorten it, or raise max_length (--max-length), for this model up to {limit}"
+        return "shorten it; this is the model's own context length"
 
     def cancel(self, name: str) -> None:
         """Give a request up; its last update comes with the next step. Unknown ones are over already."""
@@ -129,6 +138,7 @@ class Engine:
             context = sum(self.target.length(each.slot) for each in self._running.values())
             rooms = [self._room(each) for each in deciding]
             opened, drafts = self.guesser.guess(deciding, rooms, num_rows, context)
+            survivals = self.guesser.survivals(opened, drafts)
             logits = self._read(reading, deciding, drafts)
             verdicts = self._judge(deciding, drafts, logits)
         except BaseException:  # out of memory, say, or interrupted: whoever tries again finds all as it was
@@ -137,8 +147,8 @@ class Engine:
             raise
         updates, self._over = self._over, []
         updates += [
-            self._commit(each, draft, verdict)
-            for each, draft, verdict in zip(deciding, drafts, verdicts, strict=True)
+            self._commit(each, draft, verdict, survival)
+            for each, draft, verdict, survival in zip(deciding, drafts, verdicts, survivals, strict=True)
         ]
         seconds = time.perf_counter() - began
         self.seconds += seconds
@@ -148,7 +158,9 @@ class Engine:
     def stream(self) -> Iterator[Update]:
         """Step until nobody wants anything; requests may be added and cancelled on the way."""
         while self.num_unfinished or self._over:
-            yield from self.step()
+            with log_compilation():
+                updates = self.step()
+            yield from updates
 
     def _admit(self) -> None:
         """Give waiting requests a slot, first come first served."""
@@ -221,7 +233,13 @@ class Engine:
     def _lenience(self, request: Request) -> float:
         return self.config.lenience if request.lenience is None else request.lenience
 
-    def _commit(self, sequence: Sequence, draft: Draft, verdict: Verdict | ForerunError) -> Update:
+    def _commit(
+        self,
+        sequence: Sequence,
+        draft: Draft,
+        verdict: Verdict | ForerunError,
+        survival: tuple[float, ...],
+    ) -> Update:
         """Say what stands, let the drafters hear it, and retire whoever is done."""
         if isinstance(verdict, ForerunError):
             return self._retire(sequence, "error", error=verdict)
@@ -232,7 +250,8 @@ class Engine:
             return self._retire(sequence, "error", error=fault)
         self.guesser.hear(sequence, draft, verdict)
         reason = sequence.ending.reason
-        update = Update(sequence.request.id, tuple(said), sequence.ending.show(), draft, verdict)
+        shown = sequence.ending.show()
+        update = Update(sequence.request.id, tuple(said), shown, draft, verdict, survival=survival)
         return update if reason is None else self._retire(sequence, reason, update)
 
     def _retire(

@@ -127,6 +127,15 @@ class Guesser:
         guesses = Guesses.of(trees, partial(self.controller.kind, step))
         return cut(trees, self.controller.choose(step, guesses))
 
+    def survivals(self, step: Step, drafts: Many[Draft]) -> list[tuple[float, ...]]:
+        """The calibrated survival probability of every draft token, with which the controller chose it.
+
+        To be called before anything is learnt from the step.
+        """
+        values = self.controller.estimate(step, step.guesses).tolist() if len(step.guesses) else []
+        ends = np.cumsum([len(draft) for draft in drafts]).tolist()
+        return [tuple(values[end - len(draft) : end]) for draft, end in zip(drafts, ends, strict=True)]
+
     def jointly(self, sequence: Sequence) -> bool:
         """Whether drawn guesses of this request may be judged as a whole: they must be alone, and that is
         known before any is drawn.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
+from forerun.core.tensors import torch
 from forerun.core.verify import Round, Verifier, verify
 from forerun.engines.watched import NOTHING
 from forerun.errors import ForerunError, InvalidDistribution

@@ -1,4 +1,4 @@
-"""Generation for people: a model, some prompts, and the same words sooner."""
+"""Speculative generation with a transformers model: `LLM` keeps it loaded, `generate` is one call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeAlias, overload
 
-import torch
-
 from forerun.config import SpeculationConfig
+from forerun.core.tensors import torch
 from forerun.drafters.model import ModelDrafter
 from forerun.drafters.registry import make_drafters, warm
 from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Request, Result, Update
+from forerun.engines.local.startup import log_compilation
 from forerun.engines.local.trace import Trace
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
 from forerun.models.loading import device_of, ends_of, load_model, load_tokenizer
@@ -37,9 +37,14 @@ class LLM:
     """A model that stays loaded.
 
     `model` is a directory, a name, or a model of transformers (which comes with its `tokenizer`, if text is
-    wanted). By name, it is loaded onto `device`: a GPU if there is one, unless told otherwise. Memory for
-    `max_batch` texts of `max_length` tokens is set aside. With `tree` off, guesses are chains. Everything
-    else about guessing is in `config`.
+    wanted). By name, it is loaded onto `device`: a GPU if there is one, unless given. Memory for `max_batch`
+    requests of `max_length` tokens is allocated at the start. With `tree` off, drafts are chains. `config`
+    has every other setting of speculation; `drafter` takes precedence over its drafters unless it is `auto`.
+
+    In float32, greedy and seeded output is identical to non-speculative decoding, token for token, and
+    unseeded output has its distribution. In bfloat16 and float16, logits change in their last bits with the
+    number of rows in a forward pass, so near-ties can resolve differently and the output may differ from
+    non-speculative decoding there.
     """
 
     def __init__(  # noqa: PLR0913  (what people may set, by name)
@@ -62,29 +67,34 @@ class LLM:
             )
         target: Any = load_model(model, _dtype(dtype), device_of(device)) if by_name else model
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
-        runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
         config, given, usual = _named(drafter, config or SpeculationConfig())
-        drafters: dict[str, Drafter] = {}
-        if config.max_draft:
-            drafters = make_drafters(config, chain=not tree) | {
-                name: warm(each) for name, each in given.items()
-            }
-        if config.max_draft and config.draft_model is not None:
-            drafters["model"] = self._draft_model(config.draft_model, runner, tree)
-        self.engine = Engine(
-            runner,
-            drafters,
-            usual=usual,
-            tokenizer=self.tokenizer,
-            ends=ends_of(target),
-            config=config,
-        )
+        with log_compilation():
+            runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
+            self.engine = Engine(
+                runner,
+                self._drafters(config, given, runner, tree),
+                usual=usual,
+                tokenizer=self.tokenizer,
+                ends=ends_of(target),
+                config=config,
+            )
         self._ids = count()
+
+    def _drafters(
+        self, config: SpeculationConfig, given: Mapping[str, Drafter], target: Runner, tree: bool
+    ) -> dict[str, Drafter]:
+        """The drafters that are named and given, warmed up; none without draft tokens."""
+        if not config.max_draft:
+            return {}
+        drafters = make_drafters(config, chain=not tree) | {name: warm(each) for name, each in given.items()}
+        if config.draft_model is not None:
+            drafters["model"] = self._draft_model(config.draft_model, target, tree)
+        return drafters
 
     def _draft_model(self, path: str, target: Runner, tree: bool) -> Drafter:
         """A drafter that runs a smaller model where the target is, with as many slots."""
         if self.tokenizer is not None:
-            demand_same_tokens(self.tokenizer, load_tokenizer(path))
+            demand_same_tokens(self.tokenizer, _draft_tokenizer(path))
         model = load_model(path, target.model.dtype, target.model.device)
         draft = Runner(model, num_slots=target.cache.num_slots, max_length=target.max_length)
         return ModelDrafter(draft, target.vocab_size, branches=BRANCHES if tree else 1)
@@ -177,10 +187,24 @@ def generate(
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
     tokenizer: Any = None,
+    max_length: int | None = None,
+    config: SpeculationConfig | None = None,
     **settings: Any,
 ) -> Result | list[Result]:
-    """Load a model, answer prompts, and let it go; `LLM` keeps it. Settings are those of `LLM.generate`."""
-    llm = LLM(model, drafter, dtype=dtype, device=device, tokenizer=tokenizer)
+    """Load a model, answer prompts, and free it; `LLM` keeps it, and documents the arguments that load it.
+
+    `settings` are those of `LLM.generate`. Greedy and seeded output is identical to non-speculative decoding
+    in float32; in bfloat16 and float16 near-ties of logits can resolve differently.
+    """
+    llm = LLM(
+        model,
+        drafter,
+        dtype=dtype,
+        device=device,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        config=config,
+    )
     return llm.generate(prompts, **settings)
 
 
@@ -248,6 +272,17 @@ def _tokenizer(model: str | Path) -> Any:
         return load_tokenizer(model)
     except UnreadableModel:
         return None
+
+
+def _draft_tokenizer(path: str) -> Any:
+    """The tokenizer of a draft model, which is compared with the target's."""
+    try:
+        return load_tokenizer(path)
+    except UnreadableModel as error:
+        raise UnreadableModel(
+            f"the draft model {path} has no tokenizer to compare with the target's:"
+            " add its tokenizer's files to that directory"
+        ) from error
 
 
 def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:

@@ -1,6 +1,6 @@
 """A trace as one page that needs nothing else: no script, no network.
 
-The text in colours, a bar for every pass, and every round with its tree of guesses.
+The text in colours, a bar for every step, and every step with its draft tree.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ _PAGE: Final = Template("""<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>forerun trace: $title</title>
 <style>
-:root { --kept: #2b8a3e; --keptbg: #e6f4ea; --own: #1c5fb0; --ownbg: #e3eefb; --dropped: #c92a2a;
-  --faint: #868e96; --line: #dee2e6 }
+:root { color-scheme: light dark; --text: #212529; --page: #ffffff; --panel: #f1f3f5; --line: #dee2e6;
+  --faint: #6c757d; --kept: #237032; --keptbg: #e6f4ea; --own: #1c5fb0; --ownbg: #e3eefb;
+  --dropped: #c92a2a; --keptbar: #40a85b; --ownbar: #1c5fb0 }
+@media (prefers-color-scheme: dark) {
+:root { --text: #dee2e6; --page: #16191d; --panel: #24292f; --line: #3a4149;
+  --faint: #9aa3ad; --kept: #7bd88f; --keptbg: #173a22; --own: #8fc1ff; --ownbg: #16304f;
+  --dropped: #ff8787; --keptbar: #40a85b; --ownbar: #4d8fe0 }
+}
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
-  color: #212529 }
+  color: var(--text); background: var(--page) }
 h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.5rem }
 h3 { font-size: 1rem; margin: 1.6rem 0 .4rem }
 .facts { display: flex; flex-wrap: wrap; gap: .6rem; padding: 0; list-style: none }
-.facts li { background: #f1f3f5; border-radius: .5rem; padding: .45rem .9rem }
+.facts li { background: var(--panel); border-radius: .5rem; padding: .45rem .9rem }
 .facts b { font-size: 1.15rem; display: block }
 .legend span { margin-right: 1.2rem }
 .kept { color: var(--kept); background: var(--keptbg) }
@@ -39,6 +46,8 @@ h3 { font-size: 1rem; margin: 1.6rem 0 .4rem }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 1rem; border: 1px solid var(--line);
   border-radius: .5rem; line-height: 1.8 }
 svg { width: 100%; height: auto; display: block }
+rect.keptbar { fill: var(--keptbar) } rect.ownbar { fill: var(--ownbar) }
+svg line { stroke: var(--line) } svg text { fill: var(--faint) }
 details { border-bottom: 1px solid var(--line); padding: .25rem 0 }
 summary { cursor: pointer; font: .85rem/1.5 ui-monospace, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere }
@@ -49,8 +58,9 @@ ul.tree { font: .8rem/1.5 ui-monospace, monospace; list-style: none; padding-lef
 </head>
 <body>
 <h1>forerun trace</h1>
-<p class="legend"><span class="kept">guess kept</span><span class="own">the target's own token</span>
-<span class="dropped">guess dropped</span></p>
+<p class="legend"><span class="kept">accepted draft token</span>
+<span class="own">bonus or recovered token</span> <span class="dropped">rejected draft token</span>
+<span class="by">drafter, and the survival probability with which the controller decided</span></p>
 $stories
 </body>
 </html>
@@ -67,13 +77,13 @@ def write_page(stories: Sequence[Story], file: Path) -> None:
 
 
 def _story(story: Story) -> str:
-    """One request: what it took, its text, its passes, its rounds."""
+    """One request: its counts, its text, its steps."""
     return f"""<section>
 <h2>Request {escape(story.id)}</h2>
 <ul class="facts">{_facts(story)}</ul>
 <p class="text"><span class="prompt">{escape(story.prompt)}</span>{_text(story)}</p>
 {_bars(story)}
-<h3>Round by round</h3>
+<h3>Steps</h3>
 {"".join(_round(number, story) for number in range(len(story.rounds)))}
 </section>"""
 
@@ -86,17 +96,17 @@ def _facts(story: Story) -> str:
     seconds = story.rounds[-1]["seconds"] - story.rounds[0]["seconds"] if story.rounds else 0.0
     facts = {
         "tokens": str(num_tokens),
-        "target passes": str(len(story.rounds)),
-        "tokens per pass": f"{num_tokens / num_rounds:.2f}",
-        "guesses stood": f"{num_kept} of {num_guesses}",
+        "steps": str(len(story.rounds)),
+        "tokens per step": f"{num_tokens / num_rounds:.2f}",
+        "draft tokens accepted": f"{num_kept} of {num_guesses}",
         "first to last token": f"{seconds:.2f} s",
-        "ended by": str(story.result.get("finish_reason", "nothing: cut off")),
+        "ended by": str(story.result.get("finish_reason", "unknown: the trace is incomplete")),
     }
     return "".join(f"<li><b>{escape(value)}</b>{name}</li>" for name, value in facts.items())
 
 
 def _text(story: Story) -> str:
-    """What was said, in colours."""
+    """The output, in colours."""
     return "".join(
         _span("kept" if place < len(row["accepted"]) else "own", token["text"])
         for row in story.rounds
@@ -105,32 +115,34 @@ def _text(story: Story) -> str:
 
 
 def _bars(story: Story) -> str:
-    """Tokens of each pass: one is the target's own, the others were guessed."""
+    """Tokens of each step: accepted draft tokens on top of the bonus or recovered one."""
     most = max((len(row["said"]) for row in story.rounds), default=1)
     width, height = min(40, 1000 / max(1, len(story.rounds))), 110 / max(most, 4)
     bars = []
     for number, row in enumerate(story.rounds):
         kept, own = len(row["accepted"]), len(row["said"]) - len(row["accepted"])
         x, wide = number * width, max(width - min(2, width / 5), 0.5)
-        tip = f"<title>pass {number + 1}: {len(row['said'])} tokens, {len(row['guesses'])} guesses</title>"
+        tip = (
+            f"<title>step {number + 1}: {len(row['said'])} tokens, {len(row['guesses'])} draft tokens</title>"
+        )
         bars.append(
             f"<g>{tip}"
-            f'<rect x="{x:.1f}" y="{120 - own * height:.1f}" width="{wide:.1f}" height="{own * height:.1f}"'
-            ' fill="#1c5fb0"/>'
-            f'<rect x="{x:.1f}" y="{120 - (own + kept) * height:.1f}" width="{wide:.1f}"'
-            f' height="{kept * height:.1f}" fill="#40a85b"/></g>'
+            f'<rect class="ownbar" x="{x:.1f}" y="{120 - own * height:.1f}" width="{wide:.1f}"'
+            f' height="{own * height:.1f}"/>'
+            f'<rect class="keptbar" x="{x:.1f}" y="{120 - (own + kept) * height:.1f}" width="{wide:.1f}"'
+            f' height="{kept * height:.1f}"/></g>'
         )
     return (
-        '<svg viewBox="0 0 1000 150" role="img" aria-label="tokens of each pass">'
+        '<svg viewBox="0 0 1000 150" role="img" aria-label="tokens of each step">'
         f"{''.join(bars)}"
-        '<line x1="0" y1="120.5" x2="1000" y2="120.5" stroke="#adb5bd"/>'
-        f'<text x="0" y="142" font-size="15" fill="#868e96">pass 1 to {len(story.rounds)},'
-        f" at most {most} tokens in one</text></svg>"
+        '<line x1="0" y1="120.5" x2="1000" y2="120.5"/>'
+        f'<text x="0" y="142" font-size="15">steps 1 to {len(story.rounds)},'
+        f" at most {most} tokens per step</text></svg>"
     )
 
 
 def _round(number: int, story: Story) -> str:
-    """A round: a line as in the paper's figure 1, and behind it the tree."""
+    """A step: a line as in figure 1 of Leviathan et al. (2023), and behind it the draft tree."""
     row = story.rounds[number]
     guesses, kept, said = row["guesses"], row["accepted"], row["said"]
     parents = [guess["parent"] for guess in guesses]
@@ -146,7 +158,7 @@ def _round(number: int, story: Story) -> str:
 
 
 def _tree(guesses: Sequence[dict[str, Any]], kept: Sequence[int], parent: int) -> str:
-    """The guesses below a node, as a list of lists; a line of single children stays on one line."""
+    """The draft tokens below a node, as nested lists; a line of single children stays on one line."""
     items = []
     for node in (n for n, guess in enumerate(guesses) if guess["parent"] == parent):
         line, last = [node], node
@@ -156,13 +168,16 @@ def _tree(guesses: Sequence[dict[str, Any]], kept: Sequence[int], parent: int) -
         text = "".join(
             _span("kept" if n in kept else "dropped", _on_one_line(guesses[n]["text"])) for n in line
         )
-        first = guesses[node]
-        by = f"{first['by']}{', drawn' if first['drawn'] else ''}"
-        chance = "" if first["survival"] is None else f" {first['survival']:.2f}"
-        items.append(
-            f'<li>{text} <span class="by">{escape(by)}{chance}</span>{_tree(guesses, kept, last)}</li>'
-        )
+        items.append(f"<li>{text} {_by(guesses[node])}{_tree(guesses, kept, last)}</li>")
     return f'<ul class="tree">{"".join(items)}</ul>' if items else ""
+
+
+def _by(draft_token: dict[str, Any]) -> str:
+    """The drafter and the survival that the controller used; the drafter's own estimate as a tooltip."""
+    used, stated = draft_token["survival"], draft_token.get("drafter_survival")
+    drafter = f"{draft_token['by']}{', drawn' if draft_token['drawn'] else ''}"
+    tip = "" if stated is None else f' title="the drafter estimated {stated:.2f}"'
+    return f'<span class="by"{tip}>{escape(drafter)}{"" if used is None else f" {used:.2f}"}</span>'
 
 
 def _span(kind: str, text: str) -> str:

@@ -128,6 +128,7 @@ class Update:
     """What a step did for a request: tokens committed, the text that is sure by now, and how it went.
 
     Of draft and verdict all is there, also what a stop cut off. `result` comes with the last update.
+    `survival` are the probabilities that the controller chose the draft tokens with.
     """
 
     id: str
@@ -136,3 +137,4 @@ class Update:
     draft: Draft = field(default_factory=lambda: Draft.chain([]))
     verdict: Verdict | None = None
     result: Result | None = None
+    survival: tuple[float, ...] = ()

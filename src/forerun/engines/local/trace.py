@@ -1,6 +1,8 @@
 """What happened, round by round, as JSON lines that outlive the run.
 
 The first line of a request is its prompt, then comes a line per round, and the last one is its result.
+A draft token's `survival` is the probability that the controller decided with: calibrated online from the
+drafter's own estimate, which is `drafter_survival`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ def own_words(update: Update) -> tuple[int, ...]:
     return () if update.verdict is None else update.verdict.accepted[: len(update.token_ids)]
 
 
+def _rounded(probability: float | None) -> float | None:
+    return None if probability is None else round(probability, 4)
+
+
 class Trace:
     """Writes rounds as they come."""
 
@@ -36,7 +42,7 @@ class Trace:
         """A step did something for a request."""
         if update.verdict is not None:
             draft, said = update.draft, update.token_ids
-            survival = [None] * len(draft) if draft.evidence is None else draft.evidence[:, SURVIVAL].tolist()
+            stated = [None] * len(draft) if draft.evidence is None else draft.evidence[:, SURVIVAL].tolist()
             self._write(
                 {
                     "id": update.id,
@@ -49,14 +55,16 @@ class Trace:
                             "parent": parent,
                             "by": by,
                             "drawn": bool(drawn),
-                            "survival": None if chance is None else round(chance, 4),
+                            "survival": _rounded(used),
+                            "drafter_survival": _rounded(estimate),
                         }
-                        for token, parent, by, drawn, chance in zip(
+                        for token, parent, by, drawn, used, estimate in zip(
                             draft.tokens.tolist(),
                             draft.parents.tolist(),
                             draft.source,
                             draft.sampled,
-                            survival,
+                            update.survival or [None] * len(draft),
+                            stated,
                             strict=True,
                         )
                     ],
