@@ -1,7 +1,6 @@
-"""The one configuration, the same JSON in Python, on the command line and in the server.
+"""The configuration of speculation: the same keys in Python, on the command line and in the server.
 
-Unknown keys are refused with the nearest known one, since a setting that is silently ignored is a setting
-that lies.
+An unknown key raises an error that names the nearest known one; no setting is ignored silently.
 """
 
 from __future__ import annotations
@@ -15,43 +14,43 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from forerun.errors import ConfigurationError, UnknownKey, did_you_mean
 
 AUTO: Final = ("suffix", "ngram", "grammar")
-"""Who guesses if nothing is said, the first unless a request asks for another: they need no second model,
-and the suffix drafter beat the n-gram tables in every replay."""
+"""The default drafters; the first drafts unless a request names another. They need no second model, and the
+suffix drafter had more tokens per step than the n-gram tables in every replay."""
 
 
 class SpeculationConfig(BaseModel):
-    """Who guesses, how far at most, and how guesses are judged. The defaults need no tuning."""
+    """Which drafters to use, the maximum draft length, and how drafts are verified. No key is required."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     drafters: tuple[str, ...] = Field(
         default=("auto",),
         min_length=1,
-        description="who guesses: auto (whatever needs no second model), or names of drafters",
+        description="drafters to use: auto (those that need no second model), or names of drafters",
     )
-    draft_model: str | None = Field(default=None, description="a smaller model of the same family")
+    draft_model: str | None = Field(default=None, description="a smaller model with the same vocabulary")
     max_draft: Annotated[int, Field(ge=0, le=1024)] = Field(
-        default=64, description="the most guesses a request gets in one step; 0 is plain decoding"
+        default=64, description="maximum draft tokens of a request in one step; 0 disables speculation"
     )
     adaptive: bool = Field(
         default=True,
-        description="guess as far as it pays, measured; off, always as far as there is something to guess",
+        description="choose draft lengths by predicted gain; off, verify every draft token there is",
     )
     share_outputs: bool = Field(
-        default=False, description="guess from other requests' outputs, within one cache_salt"
+        default=False, description="draft from other requests' outputs, within one cache_salt"
     )
-    corpora: tuple[Path, ...] = Field(default=(), description="files of text to guess from")
+    corpora: tuple[Path, ...] = Field(default=(), description="files of `forerun corpus build` to draft from")
     verifier: Literal["auto", "follow", "reject", "block"] = Field(
         default="auto",
-        description="how guesses sampled from a q are judged (auto: block for chains, reject for trees)",
+        description="rule for draft tokens sampled from q (auto: block for chains, reject for trees)",
     )
     lenience: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
-        description="below 1 it is lossy: no token more than 1/lenience times as likely as it should be",
+        description="below 1 lossy: no token is more than 1/lenience times as likely as without",
     )
 
     def __init__(self, **values: Any) -> None:
-        """Every fault becomes a `ConfigurationError` that says what to do."""
+        """Raises `ConfigurationError` for every invalid value, with the value and what is allowed."""
         unknown = sorted(set(values) - set(type(self).model_fields))
         if unknown:
             hint = did_you_mean(unknown[0], type(self).model_fields)
@@ -77,7 +76,7 @@ class SpeculationConfig(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everybody who guesses, in order; whether they exist is for their makers to say."""
+        """The names of all drafters in order; they are checked where drafters are made."""
         named = [name for given in self.drafters for name in (AUTO if given == "auto" else (given,))]
         return tuple(dict.fromkeys([*named, "model"] if self.draft_model else named))
 

@@ -333,7 +333,7 @@ def test_counts_agree_with_vllms_own(servers: tuple[Server, Server]) -> None:
 def test_a_summary_at_the_start_and_a_line_a_minute(servers: tuple[Server, Server]) -> None:
     _, forerun = servers
     log = forerun.log.read_text()
-    for line in ("who guesses", "suffix, ngram, grammar", "as without speculation"):
+    for line in ("drafters", "suffix, ngram, grammar", "float32: identical tokens"):
         assert line in log
     assert re.search(r"[\d.]+ tokens per step; \d+% of steps plain; suffix: \d+ of \d+ guesses stood", log)
 
@@ -350,11 +350,11 @@ def test_examples_that_ask_a_server(servers: tuple[Server, Server], example: str
 def test_audits_find_no_difference(servers: tuple[Server, Server], smollm2: Path) -> None:
     """The commands as users run them; longer runs of the same are in docs/auditing.md."""
     plain, ours = servers
-    both = ("--baseline", plain.url, "--candidate", ours.url, "--reference", smollm2, "--tokens", "12")
+    both = ("--baseline", plain.url, "--candidate", ours.url, "--reference", smollm2, "--max-tokens", "12")
     code, report = audit("greedy", *both, "--precision", "float32")
     assert code == 0
     assert report["findings"] == {"same": report["num_samples"]}
-    code, report = audit("seeded", *both, "--seeds", "1")
+    code, report = audit("seeded", *both, "--num-seeds", "1")
     assert code == 0
     settings = ("--settings", "top-k 8", "--settings", "all at once, top-k 8", "--settings", "top-p 0.9")
     code, report = audit(
@@ -364,11 +364,11 @@ def test_audits_find_no_difference(servers: tuple[Server, Server], smollm2: Path
         "--reference",
         smollm2,
         *settings,
-        "--samples",
+        "--num-samples",
         "64",
-        "--most-samples",
+        "--max-samples",
         "16",
     )
     assert code == 0
     assert report["e_value"] < 20
-    assert any("accepted guesses" in note for note in report["notes"])
+    assert any("accepted draft tokens" in note for note in report["notes"])

@@ -1,4 +1,4 @@
-"""`forerun doctor`: what is installed, what works, and what is known to be broken here."""
+"""`forerun doctor`: checks the installation, and lists known defects of this platform."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from typing import Annotated, Literal
 
 import typer
 
+from forerun.installation import install_command
+
 Outcome = Literal["fine", "missing", "broken", "note"]
 
-EXTRAS = {"vllm": "vllm", "transformers": "local", "matplotlib": "plots", "tokenizers": "corpus"}
+EXTRAS = {
+    "torch": "torch",
+    "vllm": "vllm",
+    "transformers": "local",
+    "matplotlib": "plots",
+    "tokenizers": "corpus",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One check and its outcome."""
 
     what: str
     outcome: Outcome
@@ -29,7 +37,10 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Look at this installation and say what works; exit code 1 if anything needed is broken."""
+    """Check this installation: packages, drafters, vLLM. Exit code 1 if a check fails.
+
+    Missing optional packages are listed with the command that installs them.
+    """
     findings: list[Finding] = []
     for name, examine in EXAMINATIONS.items():
         if not as_json:
@@ -46,22 +57,28 @@ def doctor(
 
 
 def _machine() -> Iterator[Finding]:
+    yield Finding("machine", "fine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}")
+    yield Finding("Python", "fine", platform.python_version())
+    if find_spec("torch") is None:
+        yield Finding("GPU", "note", "not detected: torch is not installed")
+        return
     import torch
 
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name(0) if cuda else "none: models run on the CPU"
-    yield Finding("machine", "fine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}")
-    yield Finding("Python", "fine", platform.python_version())
-    yield Finding("GPU", "note" if cuda else "fine", f"{device}{'; never tested by us' if cuda else ''}")
+    untested = "; forerun has not been tested on GPUs" if cuda else ""
+    yield Finding("GPU", "note" if cuda else "fine", f"{device}{untested}")
 
 
 def _packages() -> Iterator[Finding]:
-    for name in ("forerun", "torch", "numpy", "numba"):
+    for name in ("forerun", "numpy", "numba"):
         yield Finding(name, "fine", version(name))
     for name, extra in EXTRAS.items():
         found = _version(name)
-        want = f"not installed: pip install 'forerun[{extra}]'"
-        yield Finding(name, "missing" if found is None else "fine", want if found is None else found)
+        if found is None:
+            yield Finding(name, "missing", f"not installed: {install_command(extra)}")
+        else:
+            yield Finding(name, "fine", found)
 
 
 def _version(name: str) -> str | None:
@@ -73,7 +90,7 @@ def _version(name: str) -> str | None:
     return None
 
 
-def _guessing() -> Iterator[Finding]:
+def _drafters() -> Iterator[Finding]:
     from forerun.config import SpeculationConfig
     from forerun.drafters.registry import make_drafters
     from forerun.types import RequestView
@@ -83,9 +100,9 @@ def _guessing() -> Iterator[Finding]:
         for name, drafter in drafters.items():
             (draft,) = drafter.propose([RequestView("doctor", [1, 2, 3, 4] * 4)], [3])
             right = draft.tokens.tolist()[:1] == [1]
-            yield Finding(f"guessing: {name}", "fine" if right else "broken", "guesses what followed before")
-    except Exception as error:  # whatever it is, it is the finding
-        yield Finding("guessing", "broken", f"{type(error).__name__}: {error}")
+            yield Finding(f"drafter: {name}", "fine" if right else "broken", "drafts a repeated pattern")
+    except Exception as error:  # any failure is the finding
+        yield Finding("drafters", "broken", f"{type(error).__name__}: {error}")
 
 
 def _engine() -> Iterator[Finding]:
@@ -97,22 +114,29 @@ def _engine() -> Iterator[Finding]:
         from forerun.engines.vllm.contract import check
 
         check()
-        yield Finding("vLLM's inside", "fine", "every name that forerun leans on is there")
+        yield Finding("vLLM's internals", "fine", "all names that forerun patches or calls exist")
     except (UnsupportedEngine, ImportError) as error:
-        yield Finding("vLLM's inside", "broken", str(error))
+        yield Finding("vLLM's internals", "broken", str(error))
     wanted = os.environ.get("VLLM_PLUGINS")
     plugged = any(each.name == "forerun" for each in entry_points(group="vllm.general_plugins"))
     plugged = plugged and (wanted is None or "forerun" in wanted.split(","))
     yield Finding(
         "vLLM's plugins",
         "fine" if plugged else "broken",
-        "vLLM loads forerun's" if plugged else "vLLM does not load forerun's: install it, see VLLM_PLUGINS",
+        "vLLM loads forerun's plugin" if plugged else _plugin_remedy(wanted),
     )
     yield from _on_cpu()
 
 
+def _plugin_remedy(wanted: str | None) -> str:
+    """How to have vLLM load the plugin, by the value of VLLM_PLUGINS."""
+    if wanted is not None and "forerun" not in wanted.split(","):
+        return f"VLLM_PLUGINS is {wanted!r} and leaves out forerun: add it, or unset the variable"
+    return "forerun's entry point is not installed: reinstall forerun with pip"
+
+
 def _on_cpu() -> Iterator[Finding]:
-    """What only matters, or only fails, where vLLM runs on a CPU."""
+    """Checks that matter only where vLLM runs on a CPU."""
     import torch
 
     from forerun.engines.vllm.launch import openmp
@@ -120,30 +144,34 @@ def _on_cpu() -> Iterator[Finding]:
     if torch.cuda.is_available():
         return
     preloaded = os.environ.get("LD_PRELOAD", "")
-    for library, found in (("libiomp5", openmp()), ("libtcmalloc", None)):
+    libraries = (
+        ("libiomp5", openmp(), "pip install intel-openmp"),
+        ("libtcmalloc", None, "install it (Debian: libtcmalloc-minimal4) and add it to LD_PRELOAD"),
+    )
+    for library, found, remedy in libraries:
         if library in preloaded:
             yield Finding(library, "fine", "preloaded")
         elif found is not None:
             yield Finding(library, "fine", "forerun serve preloads it")
         else:
-            yield Finding(library, "note", "not preloaded: vLLM is slower without it")
+            yield Finding(library, "note", f"not preloaded: vLLM is slower without it; {remedy}")
     yield Finding(
         "stock vLLM, sampled",
         "note",
-        "speculation of vLLM's own at temperature above 0 returns garbage on CPUs (vllm#55005);"
-        " forerun serve does not",
+        "vLLM's own speculation at temperature above 0 returns wrong text on CPUs (vllm#55005);"
+        " forerun serve is not affected",
     )
     yield Finding(
         "stock vLLM, seeded",
         "note",
-        "seeded requests with long prompts fail on CPUs (chunked prefill); with forerun serve they do not",
+        "seeded requests with long prompts fail on CPUs (chunked prefill); forerun serve is not affected",
     )
 
 
 EXAMINATIONS: dict[str, Callable[[], Iterator[Finding]]] = {
-    "the machine": _machine,
+    "machine": _machine,
     "packages": _packages,
-    "guessing": _guessing,
+    "drafters": _drafters,
     "vLLM": _engine,
 }
 

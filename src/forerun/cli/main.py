@@ -1,8 +1,8 @@
-"""`forerun`: the commands and their order."""
+"""`forerun`: the commands, in groups."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,29 +12,36 @@ from forerun.cli.corpus import corpus
 from forerun.cli.doctor import doctor
 from forerun.cli.generate import generate
 from forerun.cli.replay import replay
-from forerun.cli.serve import serve
+from forerun.cli.serve import EPILOG, serve
 from forerun.cli.simulate import simulate
 from forerun.cli.theory import theory
 from forerun.cli.trace import trace
 from forerun.cli.tune import tune
+from forerun.cli.vllm_flags import VllmFlagsCommand
+
+_SERVE: Final = "Serve and generate"
+_CHECK: Final = "Check"
+_MEASURE: Final = "Measure and tune"
+_THEORY: Final = "Theory and simulation"
 
 app = typer.Typer(
-    help="Lossless speculative decoding: faster, with the same words.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    rich_markup_mode="markdown",
 )
-app.add_typer(audit, name="audit")
-app.add_typer(bench, name="bench")
-app.add_typer(corpus, name="corpus")
-app.command()(doctor)
-app.command()(generate)
-app.command()(replay)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
-app.command()(simulate)
-app.command()(theory)
-app.command()(trace)
-app.command()(tune)
+_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags of `vllm serve`
+
+app.command(rich_help_panel=_SERVE, context_settings=_PASSED_ON, epilog=EPILOG)(serve)
+app.command(rich_help_panel=_SERVE)(generate)
+app.add_typer(corpus, name="corpus", rich_help_panel=_SERVE)
+app.command(rich_help_panel=_CHECK)(doctor)
+app.add_typer(audit, name="audit", rich_help_panel=_CHECK)
+app.command(cls=VllmFlagsCommand, rich_help_panel=_MEASURE)(tune)
+app.add_typer(bench, name="bench", rich_help_panel=_MEASURE)
+app.command(rich_help_panel=_MEASURE)(replay)
+app.command(rich_help_panel=_MEASURE)(trace)
+app.command(rich_help_panel=_THEORY)(theory)
+app.command(rich_help_panel=_THEORY)(simulate)
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,9 +56,12 @@ def _print_version(wanted: bool) -> None:
 def main(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version and leave.", callback=_print_version, is_eager=True
-        ),
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Lossless speculative decoding: faster, with the same words."""
+    """Lossless speculative decoding for vLLM and transformers.
+
+    In float32, greedy and seeded outputs are identical to non-speculative decoding, token for token, and
+    other outputs follow the same distribution. In bfloat16 and float16, near-ties of logits can resolve
+    differently when the shape of the batch changes, with and without speculation.
+    """

@@ -1,4 +1,4 @@
-"""`forerun serve`: `vllm serve`, faster, with the same words."""
+"""`forerun serve`: `vllm serve` with speculative decoding."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-from uuid import uuid4
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,35 +15,74 @@ from forerun.cli.console import told
 if TYPE_CHECKING:
     from forerun.config import SpeculationConfig
 
+EPILOG: Final = """
+Example: forerun serve Qwen/Qwen3-0.6B --port 8000 --share-outputs
+
+Exactness: forerun serve ./model --dtype float32
+
+Draft model: forerun serve ./model --draft-model ./small-model
+"""
+
+_DRAFTING: Final = "Drafting"
+_LAUNCH: Final = "Launch"
+
 
 def serve(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model that vLLM serves: a directory or a name.")],
+    model: Annotated[
+        str, typer.Argument(help="The target model: a directory, or a name on the hub.", show_default=False)
+    ],
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="Who guesses: auto (suffix, ngram, grammar), or names; may be repeated."),
+        typer.Option(
+            help="Drafter to use: auto (suffix, ngram, grammar), a name, or module:class. Repeatable;"
+            " the first one drafts unless a request names another.",
+            rich_help_panel=_DRAFTING,
+        ),
     ] = None,
     draft_model: Annotated[
-        str | None, typer.Option(help="A smaller model with the same vocabulary that guesses too.")
+        str | None,
+        typer.Option(
+            help="A smaller model with the same vocabulary, as a drafter.", rich_help_panel=_DRAFTING
+        ),
     ] = None,
     share_outputs: Annotated[
-        bool, typer.Option("--share-outputs", help="Guess from earlier answers, within one cache_salt.")
+        bool,
+        typer.Option(
+            "--share-outputs",
+            help="Draft from earlier outputs too, within one cache_salt.",
+            rich_help_panel=_DRAFTING,
+        ),
     ] = False,
     corpus: Annotated[
         list[Path] | None,
-        typer.Option(exists=True, dir_okay=False, help="A corpus to guess from; may be repeated."),
+        typer.Option(
+            help="A file of `forerun corpus build` to draft from. Repeatable.", rich_help_panel=_DRAFTING
+        ),
     ] = None,
     speculation: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="The configuration, as JSON.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="All speculation settings as a JSON file; the options above override it.",
+            rich_help_panel=_DRAFTING,
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the vLLM command that this stands for, and leave.")
+        bool,
+        typer.Option("--dry-run", help="Print the vLLM command to run, and exit.", rich_help_panel=_LAUNCH),
     ] = False,
 ) -> None:
-    """Serve a model with vLLM: the same words, sooner. All flags of `vllm serve` can be given as well."""
+    """Serve a model with vLLM and lossless speculative decoding. All flags of `vllm serve` are accepted too.
+
+    In float32, greedy and seeded requests get identical tokens with and without speculation, and other
+    requests the same distribution. In bfloat16 and float16, near-ties of logits can resolve differently when
+    the shape of the batch changes, with and without speculation, so outputs can differ there.
+    """
     from forerun.config import SpeculationConfig
     from forerun.drafters.registry import demand_known
-    from forerun.engines.vllm.launch import serve_flags
+    from forerun.engines.vllm.launch import launch_environment, serve_command, serve_flags
     from forerun.errors import ConfigurationError
 
     given = {
@@ -61,69 +99,70 @@ def serve(
             **{**base.model_dump(), **{key: value for key, value in given.items() if value}}
         )
         demand_known(config)
-        flags = serve_flags(config, context.args)
-        command = [sys.executable, "-m", "forerun.engines.vllm", "serve", model, *flags]
+        command = serve_command(model, serve_flags(config, context.args))
         if dry_run:
-            typer.echo(shlex.join(["vllm", "serve", model, *flags]))
+            variables = [f"{name}={value}" for name, value in launch_environment().items()]
+            typer.echo(shlex.join(["env", *variables, *command]))
             return
-        _demand_vllm()
-    _tell(model, config)
+        _check(model, config, context.args)
+    _print_summary(model, config, context.args)
     sys.stdout.flush()
-    os.execve(sys.executable, command, _environment())  # noqa: S606
+    os.execve(sys.executable, command, {**os.environ, **launch_environment()})  # noqa: S606
 
 
-def _environment() -> dict[str, str]:
-    """This environment, with a name for this server, vLLM's first runner, and the OpenMP that vLLM asks for
-    on CPUs, if it is there and nothing else is.
-    """
-    from forerun.engines.vllm.counters import INSTANCE
-    from forerun.engines.vllm.launch import preloaded
-
-    ours = {INSTANCE: uuid4().hex, "VLLM_USE_V2_MODEL_RUNNER": "0"}
-    return {**preloaded(), **os.environ, **ours}
-
-
-def _demand_vllm() -> None:
-    """Raise unless vLLM is there; its version is checked where it runs."""
+def _check(model: str, config: SpeculationConfig, flags: list[str]) -> None:
+    """Raise for what would fail once vLLM has started; vLLM's version is checked where it runs."""
     from importlib.util import find_spec
 
+    from forerun.engines.vllm.preflight import check_launch
     from forerun.errors import MissingExtra
 
     if find_spec("vllm") is None:
         raise MissingExtra("vLLM", "vllm")
+    check_launch(model, config, flags)
 
 
-def _tell(model: str, config: SpeculationConfig) -> None:
-    """What speculation will do, before vLLM's own lines."""
+def _print_summary(model: str, config: SpeculationConfig, flags: list[str]) -> None:
+    """Print how the server will speculate, before vLLM's own lines."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from forerun.engines.vllm.launch import CHAIN
+    from forerun.engines.vllm.precision import served_dtype
 
     table = Table.grid(padding=(0, 2))
-    for what, how in (
-        ("model", model),
-        ("who guesses", ", ".join(config.names)),
-        ("draft model", config.draft_model or "none"),
-        ("how far", f"0 to {min(config.max_draft, CHAIN)} tokens a step, as many as pay"),
-        ("guesses from", _sources(config)),
-        ("words", _words(config)),
+    for name, value in (
+        ("model", escape(model)),
+        ("drafters", escape(", ".join(config.names))),
+        ("draft model", escape(config.draft_model or "none")),
+        ("draft length", f"0 to {min(config.max_draft, CHAIN)} tokens per step, chosen by predicted gain"),
+        ("drafts from", escape(_sources(config))),
+        ("output", output_guarantee(config, served_dtype(model, flags))),
         ("per request", "vllm_xargs: forerun_max_draft, forerun_drafter, forerun_lenience, forerun_adaptive"),
     ):
-        table.add_row(f"[bold]{what}[/]", how)
+        table.add_row(f"[bold]{name}[/]", value)
     console = Console(stderr=True, highlight=False)
-    console.print("[bold green]forerun[/]: vLLM with speculation", table, sep="\n")
+    console.print("[bold green]forerun[/]: vLLM with speculative decoding", table, sep="\n")
 
 
 def _sources(config: SpeculationConfig) -> str:
     sources = ["the request's own text"]
     if config.share_outputs:
-        sources.append("earlier answers within one cache_salt")
+        sources.append("earlier outputs within one cache_salt")
     sources += [f"the corpus {Path(file).name}" for file in config.corpora]
     return ", ".join(sources)
 
 
-def _words(config: SpeculationConfig) -> str:
+def output_guarantee(config: SpeculationConfig, dtype: str | None) -> str:
+    """How outputs relate to non-speculative decoding in a dtype; None is a dtype that vLLM will choose."""
     if config.lenience < 1:
         return f"[red]lossy: lenience {config.lenience}[/]"
-    return "as without speculation: greedy and seeded the same tokens, else the same law"
+    exact = "identical tokens to non-speculative decoding (greedy, seeded), else the same distribution"
+    if dtype == "float32":
+        return f"float32: {exact}"
+    where = dtype or "bfloat16 or float16, if vLLM chooses one of these"
+    return (
+        f"{where}: near-ties of logits can resolve differently when the batch shape changes, with and without"
+        f" speculation, so outputs can differ; with --dtype float32: {exact}"
+    )

@@ -53,6 +53,12 @@ SURPRISE: Final = 0.25
 the way."""
 
 
+def sizes(largest: int) -> list[int]:
+    """The numbers of rows to measure up to `largest`: powers of two, and the first row of the next tile."""
+    powers = [2**exponent for exponent in range(max(2, largest).bit_length())]
+    return sorted([*powers, *(num + 1 for num in powers[:-1] if num >= TILE)])
+
+
 class StepCost:
     """Seconds by rows, a curve that never falls: one for every band of context, with greedy requests alone
     and with others. `doubt` is the variance of what it begins with, as a logarithm.
@@ -93,11 +99,11 @@ class StepCost:
         is a line, and behind the last it goes on as it ended. If not `by_clock`, slow steps are measured as
         often as others: ranks that work together must agree on what they run.
         """
-        rows = [1, 2]
+        largest = 2
         seconds(1)  # whatever is made at first use
-        while 2 * rows[-1] <= most and (seconds(rows[-1]) < TOO_SLOW or not by_clock):
-            rows.append(2 * rows[-1])
-        rows = sorted([*rows, *(num + 1 for num in rows[:-1] if num >= TILE)])
+        while 2 * largest <= most and (seconds(largest) < TOO_SLOW or not by_clock):
+            largest *= 2
+        rows = sizes(largest)
         turns: list[list[float]] = []
         while len(turns) < REPEATS and (np.sum(turns) < ENOUGH or not by_clock):
             turns.append([seconds(num) for num in rows])

@@ -24,22 +24,25 @@ def name_of(**facts: Any) -> str:
 def find(name: str) -> StepCost | None:
     """The curve of this name, if there is one that can be read."""
     try:
-        return StepCost.of(json.loads(_file(name).read_text(encoding="utf-8")))
+        return StepCost.of(json.loads(path_of(name).read_text(encoding="utf-8")))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # no home is a RuntimeError
         return None
 
 
-def keep(name: str, cost: StepCost) -> None:
-    """Keep a curve, if there is a place for it: whole or not at all."""
+def keep(name: str, cost: StepCost) -> Path | None:
+    """Write a curve, whole or not at all; returns the file, None if the cache directory is not writable."""
     with suppress(OSError, RuntimeError):
-        file = _file(name)
+        file = path_of(name)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as part:
             json.dump(cost.values(), part)
         os.replace(part.name, file)
+        return file
+    return None
 
 
-def _file(name: str) -> Path:
+def path_of(name: str) -> Path:
+    """The file of the curve of this name."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "forerun" / "costs" / f"{name}.json"
 

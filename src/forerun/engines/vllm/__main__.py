@@ -5,7 +5,11 @@ The `vllm` command is missing or fails where vLLM was installed under another na
 
 from __future__ import annotations
 
-from forerun.errors import MissingExtra
+import os
+from typing import Any
+from uuid import uuid4
+
+from forerun.errors import ForerunError, MissingExtra
 
 try:
     import vllm as _  # noqa: F401
@@ -17,6 +21,10 @@ from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from forerun.drafters.registry import demand_known
+from forerun.engines.vllm.counters import INSTANCE
+from forerun.engines.vllm.launch import cores, settings_of
+
 
 def main() -> None:
     """Read the command line as `vllm` does, and serve."""
@@ -25,9 +33,28 @@ def main() -> None:
     command = ServeSubcommand()
     command.subparser_init(parser.add_subparsers(dest="subparser", required=True))
     arguments = parser.parse_args()
+    _check_settings(arguments)
+    _share_with_processes()
     configure_logging_from_args(arguments)
     command.validate(arguments)
     command.cmd(arguments)
+
+
+def _check_settings(arguments: Any) -> None:
+    """Exit with one line if `--additional-config` has settings of ours that no engine could start with."""
+    try:
+        demand_known(settings_of(arguments))
+    except ForerunError as error:
+        raise SystemExit(f"--additional-config: {error}") from error
+
+
+def _share_with_processes() -> None:
+    """Set what all processes of this server must agree on: its instance, and the cores it may use.
+
+    Workers are bound to some of the cores, and would name their step costs differently from the scheduler.
+    """
+    os.environ[INSTANCE] = uuid4().hex
+    cores()
 
 
 if __name__ == "__main__":

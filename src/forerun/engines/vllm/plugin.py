@@ -1,8 +1,8 @@
 """What vLLM loads in every one of its processes, through its entry points for plugins.
 
 In the web server, and only for a vLLM that runs with our scheduler: what a request asks of speculation is
-checked, min-p and biases are let through, and our counts stand beside vLLM's. Elsewhere what is wrapped
-passes everything on.
+checked, min-p and biases are let through, our counts stand beside vLLM's, and stopping is bounded. Elsewhere
+what is wrapped passes everything on.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from forerun.engines.vllm.launch import SCHEDULER, settings_of
 from forerun.engines.vllm.metrics import Collector
+from forerun.engines.vllm.shutdown import bound_shutdown
 from forerun.engines.vllm.wishes import Wishes
 from forerun.errors import InvalidRequest
 
@@ -56,6 +57,7 @@ def _knowing(stock: Any) -> Any:
         if _is_ours(vllm_config):
             self._forerun_drafters = settings_of(vllm_config).names
             self.speculative_config = None
+            bound_shutdown()
             _show_counts(vllm_config.instance_id)
 
     return make

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,8 +18,9 @@ import vllm
 from vllm.platforms import current_platform
 
 from forerun.control import kept
-from forerun.control.cost import StepCost
+from forerun.control.cost import REPEATS, StepCost, sizes
 from forerun.engines.vllm.launch import cores, settings_of
+from forerun.engines.vllm.startup_log import log_progress
 from forerun.engines.vllm.tally import logger
 
 DEEP: Final = 16
@@ -34,13 +36,13 @@ def find(vllm_config: Any) -> StepCost | None:
     return kept.find(_name(vllm_config))
 
 
-def keep(vllm_config: Any, cost: StepCost) -> None:
-    """Keep a curve for the next start."""
-    kept.keep(_name(vllm_config), cost)
+def keep(vllm_config: Any, cost: StepCost) -> Path | None:
+    """Cache a curve for the next start; returns the file, None if it cannot be written."""
+    return kept.keep(_name(vllm_config), cost)
 
 
 def measure(runner: Any) -> None:
-    """Measure steps of a runner and keep the curve; a single worker that finds one kept leaves it at that.
+    """Profile the step costs of a runner and cache the curve; a single worker uses a cached one if it can.
 
     Ranks that work together all measure: they must agree on what they run.
     """
@@ -49,13 +51,46 @@ def measure(runner: Any) -> None:
         return
     alone = config.parallel_config.world_size_across_dp == 1
     if alone and find(config) is not None:
+        logger.info("step costs: read from %s", kept.path_of(_name(config)))
         return
-    began = time.perf_counter()
     most = min(config.scheduler_config.max_num_seqs * (1 + DEEP), runner.max_num_tokens, WIDEST)
-    with _without_draft(runner):
-        cost = StepCost.measured(lambda rows: _seconds(runner, rows), most, by_clock=alone)
-    keep(config, cost)
-    logger.info("measured what steps cost in %.1f s", time.perf_counter() - began)
+    passes = _Passes(runner)
+    note = (
+        f"profiling forward passes of 1 to {most} rows, {len(sizes(most))} sizes, each up to {REPEATS}"
+        " times; takes about 10 s, and the result is cached for the next start"
+    )
+    with _without_draft(runner), log_progress("step costs", note, passes.progress):
+        cost = StepCost.measured(passes.seconds, most, by_clock=alone)
+    path = keep(config, cost)
+    where = f"cached in {path}" if path else "not cached: the cache directory is not writable"
+    logger.info("step costs: %s; %s", _summary(cost), where)
+
+
+class _Passes:
+    """Times forward passes of a runner, and counts them for the log."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+        self.num_done = 0
+        self.rows = 0
+
+    def seconds(self, rows: int) -> float:
+        """The time of a forward pass of `rows` rows."""
+        self.rows = rows
+        seconds = _seconds(self.runner, rows)
+        self.num_done += 1
+        return seconds
+
+    def progress(self) -> str:
+        """The end of a log line while profiling lasts."""
+        return f", {self.num_done} forward passes done, {self.rows} rows now"
+
+
+def _summary(cost: StepCost) -> str:
+    """The ends of the curve, and a point between them."""
+    curve = cost.values()["bands"]["0"]
+    at = (0, len(curve) // 2, -1)
+    return ", ".join(f"{cost.rows[place]:.0f} rows {1e3 * curve[place]:.1f} ms" for place in at)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ Each bounds what the server was told, or picks from it; none of them can ask for
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from forerun.errors import InvalidRequest, did_you_mean
@@ -23,12 +23,40 @@ _MOST: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What one request asks for; None is whatever the server does."""
+    """What one request asks for; None is whatever the server does.
 
-    max_draft: int | None = None
-    drafter: str | None = None
-    lenience: float | None = None
-    adaptive: bool | None = None
+    The metadata is the reference of the options: `make reference` writes it into the documentation.
+    """
+
+    max_draft: int | None = field(
+        default=None,
+        metadata={
+            "values": f"integer, 0 to {_MOST}",
+            "help": "Maximum number of draft tokens per step; 0 disables speculation for the request.",
+        },
+    )
+    drafter: str | None = field(
+        default=None,
+        metadata={
+            "values": f"name of one of the server's drafters, or `{NOBODY}`",
+            "help": f"The drafter that proposes for the request; `{NOBODY}` disables speculation.",
+        },
+    )
+    lenience: float | None = field(
+        default=None,
+        metadata={
+            "values": "number, above 0 and at most 1",
+            "help": "Below 1, acceptance is lossy: no token is more than 1/lenience times as likely as the"
+            " target model makes it.",
+        },
+    )
+    adaptive: bool | None = field(
+        default=None,
+        metadata={
+            "values": "0 or 1",
+            "help": "0 verifies every draft token up to the maximum, whether or not it is predicted to pay.",
+        },
+    )
 
     @classmethod
     def of(cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]) -> Wishes:

@@ -153,7 +153,7 @@ class _Ours:
         try:
             measure(self.model_runner)
         except Exception:
-            logger.exception("what steps cost could not be measured; it will be learnt from them")
+            logger.exception("step costs: profiling failed; falling back to online estimation")
         return done
 
 

@@ -1,0 +1,89 @@
+"""Profiling of step costs reports itself: what is measured, the result, and where it is cached."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs vLLM: make setup")
+
+from forerun.control.cost import sizes
+from forerun.engines.vllm import profile
+
+
+class Runner:
+    """A model runner whose passes do nothing, and that counts them."""
+
+    max_num_tokens = 64
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.model = SimpleNamespace(compute_logits=lambda hidden: hidden)
+        self.vllm_config = SimpleNamespace(
+            speculative_config=object(),
+            additional_config={},
+            parallel_config=SimpleNamespace(world_size_across_dp=1),
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
+        )
+
+    def _dummy_run(self, rows: int, **_: Any) -> tuple[torch.Tensor, None]:
+        self.rows.append(rows)
+        return torch.zeros(rows, 4), None
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Any:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(profile, "_name", lambda _: "curve")
+    monkeypatch.setattr("forerun.engines.vllm.tally.logger.propagate", True)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="vllm.forerun")
+    return caplog
+
+
+def test_profiling_is_announced_and_its_result_logged(log: Any, tmp_path: Path) -> None:
+    runner = Runner()
+    profile.measure(runner)
+    assert set(runner.rows) == set(sizes(64))
+    first, *_, last = log.messages
+    assert f"{len(sizes(64))} sizes" in first
+    assert "ms" in last
+    assert str(tmp_path / "forerun" / "costs" / "curve.json") in last
+
+
+def test_a_cached_curve_is_used_and_named(log: Any, tmp_path: Path) -> None:
+    profile.measure(Runner())
+    log.clear()
+    runner = Runner()
+    profile.measure(runner)
+    assert runner.rows == []
+    (line,) = log.messages
+    assert str(tmp_path / "forerun" / "costs" / "curve.json") in line
+
+
+def test_a_cache_that_cannot_be_written_is_reported(
+    log: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    profile.measure(Runner())
+    assert "not cached" in log.messages[-1]
+
+
+def test_another_number_of_cores_or_threads_is_another_cache_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model="m", dtype="float32", quantization=None, enforce_eager=True),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        scheduler_config=SimpleNamespace(max_num_seqs=8),
+    )
+    names = set()
+    for cores, binding in (("2", ""), ("1", ""), ("2 1", ""), ("2", "0-1")):
+        monkeypatch.setenv("FORERUN_CORES", cores)
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", binding)
+        names.add(profile._name(config))
+    assert len(names) == 4

@@ -1,0 +1,56 @@
+"""A server that is stopped does not wait for the clients of open streams for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from forerun.engines.vllm import shutdown
+
+uvicorn = pytest.importorskip("uvicorn", reason="comes with vLLM")
+
+
+@pytest.fixture(autouse=True)
+def restored_uvicorn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
+
+
+async def endless_stream(scope: Any, receive: Any, send: Any) -> None:
+    """Begins an answer that never ends: the engine that would end it is gone."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"data", "more_body": True})
+    await asyncio.Event().wait()
+
+
+async def stop_with_an_open_stream() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        server = uvicorn.Server(uvicorn.Config(endless_stream, lifespan="off", log_config=None))
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"data")
+        server.should_exit = True
+        try:
+            await asyncio.wait_for(asyncio.shield(serving), 20)
+        finally:
+            writer.close()
+            server.force_exit = True
+            await serving
+
+
+def test_stopping_ends_while_a_stream_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "CLOSE_SECONDS", 1)
+    shutdown.bound_shutdown()
+    asyncio.run(stop_with_an_open_stream())
+
+
+@pytest.mark.parametrize(("asked", "expected"), [({}, 5), ({"timeout_graceful_shutdown": 90}, 90)])
+def test_a_bound_that_is_asked_for_is_kept(asked: dict[str, int], expected: int) -> None:
+    shutdown.bound_shutdown()
+    shutdown.bound_shutdown()
+    assert uvicorn.Config(endless_stream, **asked).timeout_graceful_shutdown == expected

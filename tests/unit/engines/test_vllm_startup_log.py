@@ -1,0 +1,63 @@
+"""Parts of a start that take long are logged while they last."""
+
+from __future__ import annotations
+
+import logging
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+
+from forerun.engines.vllm import Drafter
+from forerun.engines.vllm.startup_log import log_progress
+from forerun.engines.vllm.tally import logger
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged, and signals when there are three lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.three = Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        if len(self.lines) == 3:
+            self.three.set()
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    handler = Lines()
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    monkeypatch.setattr(logger, "propagate", False)
+    return handler
+
+
+def test_a_long_part_is_logged_at_its_begin_while_it_lasts_and_at_its_end(lines: Lines) -> None:
+    with log_progress("kernels", "compiling", lambda: ", 7 of 9", every=0.01):
+        assert lines.three.wait(60), "no line while it lasted"
+    assert lines.lines[0] == "kernels: compiling"
+    assert "7 of 9" in lines.lines[1]
+    assert "done in" in lines.lines[-1]
+
+
+def test_a_part_that_fails_is_not_reported_as_done(lines: Lines) -> None:
+    with pytest.raises(KeyError), log_progress("kernels", "compiling"):
+        raise KeyError
+    assert lines.lines == ["kernels: compiling"]
+
+
+def test_a_start_reports_that_it_loads_or_compiles_kernels(lines: Lines) -> None:
+    Drafter(
+        SimpleNamespace(
+            additional_config={},
+            speculative_config=SimpleNamespace(num_speculative_tokens=4),
+            scheduler_config=SimpleNamespace(max_num_seqs=4),
+            model_config=SimpleNamespace(get_vocab_size=lambda: 100, tokenizer="none"),
+        )
+    )
+    assert "kernels" in lines.lines[0]
+    assert "done in" in lines.lines[-1]
