@@ -100,7 +100,7 @@ def row_of(prompts: str, lines: list[dict[str, Any]]) -> str:
     cells = [
         prompts,
         last["use"],
-        f"{tuned['predicted_of_measured']:.2f}",
+        _predicted(tuned),
         "" if found is None else cell([*found["gain"].values()]) + " ✗" * (found["same"] < found["num"]),
         last["best"],
         "the same" if final is None else cell([final[key] for key in ("gain", "low", "high")]),
@@ -108,6 +108,12 @@ def row_of(prompts: str, lines: list[dict[str, Any]]) -> str:
         f"{sum(each['seconds'] for each in swept):.0f}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _predicted(tuned: dict[str, Any]) -> str:
+    """The predicted gain with its interval, which old records do not have."""
+    value, interval = tuned["predicted_of_measured"], tuned.get("predicted_of_measured_interval")
+    return f"{value:.2f}" if interval is None else cell([value, *interval])
 
 
 def show(lines: list[dict[str, Any]]) -> None:
@@ -139,6 +145,8 @@ def main(
 ) -> None:
     """Tune, then sweep, on a machine that does nothing else."""
     questions = [each for each in read_suite(prompts) if each.category.startswith(category)]
+    if not questions:
+        raise typer.BadParameter(f"{prompts} has no questions of a category {category!r}")
     asked = Asked(questions, tokens).some(num)
     what = f"--prompts {Path(prompts).name} --category '{category}' --num {num} --tokens {tokens}"
     command = f'make bench-tune ARGS="{what} --dtype {dtype}"'

@@ -15,7 +15,7 @@ import typer
 
 from bench_tune import row_of
 from forerun.bench.record import Record
-from forerun.bench.report import losses, markdown
+from forerun.bench.report import losses, markdown, vllm_caption
 from forerun.bench.summary import summarise
 
 ROOT = Path(__file__).parents[1]
@@ -48,8 +48,13 @@ def everything(records: Path) -> str:
 
 def _tables(record: Record) -> str:
     results = summarise(record)
-    faster = "\n".join(f"- {each}" for each in losses(results)) or "- Nobody is faster in this record."
-    return f"{markdown(results)}\n\nWhere forerun is not the fastest:\n\n{faster}"
+    faster = "\n".join(f"- {each}" for each in losses(results)) or "- No system is faster in this record."
+    return f"{markdown(results, _caption(record))}\n\nWhere forerun is not the fastest:\n\n{faster}"
+
+
+def _caption(record: Record) -> str:
+    caption = vllm_caption(record, quote="`")
+    return f"Brackets: 95 % confidence interval. Parentheses: tokens per step. {caption}."
 
 
 def tuned(folder: Path) -> str:
@@ -71,9 +76,10 @@ def main(
     records: Annotated[Path, typer.Option(help="The folder of the records.")] = ROOT / "docs" / "records",
 ) -> None:
     """Bring the tables up to date."""
-    results = summarise(Record.read(records / BENCH))
+    record = Record.read(records / BENCH)
+    results = summarise(record)
     first = [each for each in results if each.width == 1 and not each.temperature]
-    tables = {readme: markdown(first), page: everything(records), tuning: tuned(records)}
+    tables = {readme: markdown(first, _caption(record)), page: everything(records), tuning: tuned(records)}
     texts = {document: document.read_text(encoding="utf-8") for document in tables}
     fresh = {document: renewed(texts[document], table) for document, table in tables.items()}
     for document, text in fresh.items():

@@ -49,11 +49,12 @@ def test_what_to_use_is_said_and_can_be_served(smollm2: Path, tmp_path: Path) ->
     config, page = tmp_path / "speculation.json", tmp_path / "page.html"
     words = ["--prompts", "code-editing", "--num", "4", "--tokens", "48", "--dtype", "float32", "--json"]
     command = [sys.executable, "-m", "forerun", "tune", str(smollm2), *words]
-    found = subprocess.run(
-        [*command, "-o", str(config), "--page", str(page)], capture_output=True, text=True, check=False
-    )
+    command += ["-o", str(config), "--page", str(page)]
+    command += ["--", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr[-3000:]
     told = json.loads(found.stdout)
+    assert told["vllm_flags"][-5:] == command[-5:]
     assert told["plain_speed"] > 0
     assert len(told["predictions"]) == 3
     assert all(each["tokens_per_step"] > 1.2 for each in told["predictions"]), "code that is copied repeats"

@@ -94,8 +94,10 @@ def test_who_errs_half_way_is_marked_and_asked_again(
     flags: list[str | Path] = ["run", questions, "--only", "-o", record, "--baseline", "failing=plain"]
     flags += ["--against", f"plain={servers.enter_context(talking(plain))}"]
     flags += ["--against", f"failing={servers.enter_context(talking(failing))}"]
-    told = forerun(*flags)
-    assert "failing gave up" in told.stderr
+    told = forerun(*flags, check=False)
+    assert told.returncode == 1
+    assert "failing" in told.stderr.splitlines()[-1]
+    assert "plain" not in told.stderr.splitlines()[-1], "the other system did not fail"
     assert "✗" in told.stdout
     assert "3 answers are missing" in told.stdout
     failing.breaks_at, answered = 10**9, len(plain.asked)
@@ -108,6 +110,37 @@ def test_who_errs_half_way_is_marked_and_asked_again(
     assert len(failing.asked) == num_asked
 
 
+def test_a_run_in_which_every_system_fails_exits_with_1_and_names_them(
+    questions: Path, servers: ExitStack, tmp_path: Path
+) -> None:
+    urls = {name: servers.enter_context(talking(Talker(breaks_at=1))) for name in ("one", "two")}
+    flags = [flag for name, url in urls.items() for flag in ("--against", f"{name}={url}")]
+    found = forerun("run", questions, "--only", "-o", tmp_path / "bench.jsonl", *flags, check=False)
+    assert found.returncode == 1
+    assert all(name in found.stderr for name in urls)
+    assert "Traceback" not in found.stderr
+
+
+def test_a_server_that_cannot_start_fails_the_run_and_the_others_finish(
+    questions: Path, servers: ExitStack, tmp_path: Path
+) -> None:
+    """The model is an empty directory, so that what serves it exits at once."""
+    record, model = tmp_path / "bench.jsonl", tmp_path / "empty-model"
+    model.mkdir()
+    url = servers.enter_context(talking(Talker()))
+    words: list[str | Path] = ["run", questions, "--only", "-o", record, "--model", model, "--json"]
+    words += ["--against", "transformers", "--against", f"other={url}", "--startup-timeout", "60"]
+    found = forerun(*words, check=False)
+    assert found.returncode == 1
+    assert "transformers" in found.stderr
+    assert "bench.transformers.log" in found.stderr
+    assert re.search(r"\w+(Error|Model): ", found.stderr), "the last exception of the log"
+    results = {each["who"]: each for each in json.loads(found.stdout)}
+    assert results["other"]["sound"]
+    assert not results["transformers"]["sound"]
+    assert str(tmp_path) not in record.read_text(), "no path of this machine in the record"
+
+
 def test_a_page_and_figures_come_from_the_record(questions: Path, servers: ExitStack, tmp_path: Path) -> None:
     record = tmp_path / "bench.jsonl"
     race(questions, servers, record, "--concurrency", "1,2", plain=Talker(), forerun=Talker(piece=3))
@@ -117,6 +150,10 @@ def test_a_page_and_figures_come_from_the_record(questions: Path, servers: ExitS
     text = page.read_text()
     assert text.count("<svg") == 2 * 3 + 1
     assert "prefers-color-scheme: dark" in text
+    figures_of_page = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert "var(--ours)" in figures_of_page
+    assert "currentColor" in figures_of_page
+    assert not re.search("#23272e|#1a7f5a|#000000|#ffffff", figures_of_page), "colours of one scheme"
     assert not re.search(r"<script|<link|<img|src=|href=.http|@import", text)  # it needs nothing else
     assert {each.name for each in figures.iterdir()} == {
         "bench-speed.png",
@@ -142,6 +179,50 @@ def test_mistakes_are_told_in_a_line(words: tuple[str, ...], told: str, tmp_path
     found = forerun("run", *words, "-o", tmp_path / "x.jsonl", check=False)
     assert found.returncode == 1
     assert told in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("words", [("report", "RECORD", "-o", "OUT"), ("run", "QUESTIONS", "-o", "OUT")])
+def test_an_output_that_cannot_be_written_fails_before_any_work(
+    words: tuple[str, ...], questions: Path, servers: ExitStack, tmp_path: Path
+) -> None:
+    talker = Talker()
+    record = tmp_path / "bench.jsonl"
+    url = servers.enter_context(talking(talker))
+    asked = ("--only", "--against", f"plain={url}")
+    forerun("run", questions, *asked, "-o", record)
+    num_asked, output = len(talker.asked), tmp_path / "missing" / "folder" / "output"
+    names = {"RECORD": record, "QUESTIONS": questions, "OUT": output}
+    command = [names.get(word, word) for word in words] + list(asked if words[0] == "run" else ())
+    found = forerun(*command, check=False)
+    assert found.returncode == 1
+    assert str(output) in found.stderr
+    assert "Traceback" not in found.stderr
+    assert len(talker.asked) == num_asked
+
+
+def test_figures_that_cannot_be_written_fail_before_any_work(
+    questions: Path, servers: ExitStack, tmp_path: Path
+) -> None:
+    record, occupied = tmp_path / "bench.jsonl", tmp_path / "a-file"
+    occupied.write_text("not a directory")
+    forerun(
+        "run", questions, "--only", "--against", f"a={servers.enter_context(talking(Talker()))}", "-o", record
+    )
+    found = forerun("report", record, "--figures", occupied / "figures", check=False)
+    assert found.returncode == 1
+    assert "a-file" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_an_empty_input_file_is_an_error(command: str, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    output = ("-o", str(tmp_path / "x.jsonl")) if command == "run" else ()
+    found = forerun(command, empty, *output, check=False)
+    assert found.returncode == 1
+    assert "empty.jsonl" in found.stderr
     assert "Traceback" not in found.stderr
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from forerun.errors import ServerFailed
 from forerun.servers import processes
-from forerun.servers.processes import started
+from forerun.servers.processes import last_error, started
 
 SERVES = """
 import http.server, sys
@@ -60,17 +60,71 @@ def test_a_server_is_waited_for_and_stopped(tmp_path: Path) -> None:
         httpx.get(f"{server.v1}/models")
 
 
-def test_what_a_server_said_before_it_ended_is_told(tmp_path: Path) -> None:
+def test_a_server_that_exits_is_reported_with_its_last_output_and_the_path_of_its_log(tmp_path: Path) -> None:
     with (
-        pytest.raises(ServerFailed, match=r"ended with 1:\nthere is no such model"),
+        pytest.raises(ServerFailed, match=r"exit code 1: there is no such model") as failure,
         started(command(ENDS), tmp_path / "log"),
     ):
         pass
+    assert str(tmp_path / "log") in str(failure.value)
 
 
-def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_in_time_is_reported_with_its_last_error(tmp_path: Path) -> None:
+    waits = "print('ValueError: no free memory', flush=True); " + WAITS
     with (
-        pytest.raises(ServerFailed, match="did not answer in 1 s"),
-        started(command(WAITS), tmp_path / "log", patience=1.0),
+        pytest.raises(ServerFailed, match=r"1 s.*ValueError: no free memory") as failure,
+        started(command(waits), tmp_path / "log", startup_timeout=1.0),
     ):
         pass
+    assert str(tmp_path / "log") in str(failure.value)
+
+
+VLLM_LOG = (
+    """\
+(APIServer pid=7) INFO 11-18 10:00:00 [utils.py:1] vLLM server version 0.32.0
+(EngineCore pid=9) ERROR 11-18 10:00:05 [core.py:1] EngineCore failed to start.
+(EngineCore pid=9) ERROR 11-18 10:00:05 [core.py:1] Traceback (most recent call last):
+(EngineCore pid=9) ERROR 11-18 10:00:05 [core.py:1]   File "core.py", line 1, in run
+(EngineCore pid=9) ERROR 11-18 10:00:05 [core.py:1] ValueError: KV cache too small; decrease max_model_len.
+(EngineCore pid=9) Process EngineCore:
+(EngineCore pid=9) Traceback (most recent call last):
+(EngineCore pid=9) \x1b[31mValueError: KV cache too small; decrease max_model_len.\x1b[0m
+(APIServer pid=7) Traceback (most recent call last):
+(APIServer pid=7)   File "api_server.py", line 1, in run
+(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+    + "[rank0]: a line of a destructor without meaning\n" * 200
+)
+
+
+def test_the_last_error_of_a_log_is_its_last_exceptions_without_prefixes(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(VLLM_LOG)
+    assert last_error(log).splitlines() == [
+        "ValueError: KV cache too small; decrease max_model_len.",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "the log is empty"),
+        (
+            "loading\nvllm: error: unrecognized arguments: --foo\n",
+            "vllm: error: unrecognized arguments: --foo",
+        ),
+        (
+            "(A pid=1) x.ValidationError: 1 error\n(A pid=1)   Value error, too long\n(A pid=1)     More\ndone\n",
+            "x.ValidationError: 1 error Value error, too long",
+        ),
+        ("one\ntwo\nthree\nfour\n\n", "two\nthree\nfour"),
+        ("torch.OutOfMemoryError: " + "x" * 5000, None),
+    ],
+)
+def test_the_last_error_of_any_log_is_short(tmp_path: Path, text: str, expected: str | None) -> None:
+    log = tmp_path / "log"
+    log.write_text(text)
+    found = last_error(log)
+    assert len(found) < 1000
+    assert expected is None or found == expected

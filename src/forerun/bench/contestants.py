@@ -17,9 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from forerun.bench.provenance import installed_version
 from forerun.engines.vllm.launch import preloaded
 from forerun.errors import ConfigurationError, did_you_mean
-from forerun.servers.processes import Server, forerun_command, started, vllm_command
+from forerun.servers.processes import STARTUP_TIMEOUT, Server, forerun_command, started, vllm_command
 
 VLLM: Final = "vllm"
 TRANSFORMERS: Final = "transformers"
@@ -37,14 +38,18 @@ LLAMA_GUESSES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is served: a directory, in which precision, and what else contestants need."""
+    """The model under test and how its servers are started.
+
+    Without a `max_length` each server has its own default. `vllm_flags` are given to every vLLM server.
+    """
 
     path: Path
     dtype: str = "bfloat16"
     draft: Path | None = None
     gguf: Path | None = None
-    max_length: int = 4096
-    max_requests: int = 16
+    max_length: int | None = None
+    vllm_flags: tuple[str, ...] = ()
+    startup_timeout: float = STARTUP_TIMEOUT
 
     def demand_draft(self, who: str) -> Path:
         """The draft model, which somebody cannot do without."""
@@ -68,18 +73,30 @@ class Contestant:
         return {
             "plain": self.plain,
             "precision": self.precision,
-            "command": [_FOLDERS.sub("", each) for each in self.command],
+            "command": list(map(without_folders, self.command)),
         }
 
-    def start(self, log: Path) -> AbstractContextManager[Server]:
+    def start(self, log: Path, startup_timeout: float) -> AbstractContextManager[Server]:
         """Start it; it answers once this is entered."""
-        return started(self.command, log, environment=quiet())
+        return started(self.command, log, environment=quiet(), startup_timeout=startup_timeout)
 
 
 STEP_BY_STEP: Final = ("--per-request-spec-decode-metrics", "detailed")
 """So that a vLLM tells, for every step, how many guesses were checked and how many stood."""
 
 _FOLDERS: Final = re.compile(r"(?:/[\w.@-]+)+/")
+
+NO_CHUNKED_PREFILL: Final = "--no-enable-chunked-prefill"
+"""Stock vLLM 0.32 on a CPU fails on a request with a seed whose prefill is chunked."""
+
+CPU_ENVIRONMENT: Final = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
+"""What vLLM is told on CPUs unless the environment says otherwise: several servers share the memory, and each
+uses all cores. By default vLLM reserves one core, which may be half of them, and other engines do not.
+"""
+
+LLAMA_CONTEXT: Final = 4096
+"""Context length of llama.cpp without a `max_length`: its own default is 2048."""
+
 _QUANTISED: Final = re.compile(r"(?:^|[.-])((?:i?q\d|b?f\d\d)\w*)$", flags=re.IGNORECASE)
 
 Command = Callable[[Model], Sequence[str]]
@@ -129,22 +146,35 @@ def precision_of(gguf: Path) -> str:
 
 
 def quiet() -> dict[str, str]:
-    """The environment of every server that we start: little memory for each, no look at the network, and all
-    cores; on CPUs vLLM keeps one free, which may be half of them, and nobody else does.
-    """
-    usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "HF_HUB_OFFLINE": "1"}
-    return {name: os.environ.get(name, value) for name, value in usual.items()} | preloaded()
+    """The environment of every server that we start. It keeps them from the network."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "1")
+    return cpu_environment() | {"HF_HUB_OFFLINE": offline} | preloaded()
+
+
+def cpu_environment() -> dict[str, str]:
+    """The settings of `CPU_ENVIRONMENT` as they are in this environment."""
+    return {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
+
+
+def required_flags(temperatures: Sequence[float]) -> tuple[str, ...]:
+    """The flags without which a vLLM server does not survive a benchmark at these temperatures."""
+    return (NO_CHUNKED_PREFILL,) if any(temperatures) and _is_cpu_only() else ()
+
+
+def _is_cpu_only() -> bool:
+    """Whether the installed vLLM is a CPU build: by its name or version, as vLLM itself decides."""
+    return installed_version("vllm-cpu") is not None or "cpu" in (installed_version("vllm") or "")
 
 
 def flags_of(model: Model) -> list[str]:
-    """What every vLLM is told: nothing that was computed for one request is there for another, and prompts
-    are read whole: stock vLLM on a CPU dies of a request with a seed whose prompt it reads in parts.
-    """
-    return [
-        *("--dtype", model.dtype, "--max-model-len", str(model.max_length)),
-        *("--max-num-seqs", str(model.max_requests), "--enforce-eager", "--no-enable-prefix-caching"),
-        "--no-enable-chunked-prefill",
-    ]  # fmt: skip
+    """The flags of every vLLM server: all others are at vLLM's defaults."""
+    length = () if model.max_length is None else ("--max-model-len", str(model.max_length))
+    return ["--dtype", model.dtype, *length, *model.vllm_flags]
+
+
+def without_folders(text: str) -> str:
+    """A text without the directories of the paths in it."""
+    return _FOLDERS.sub("", text)
 
 
 def _vllm(model: Model, speculation: dict[str, Any] | None = None) -> list[str]:
@@ -208,7 +238,14 @@ def _llama(model: Model, *flags: str) -> list[str]:
     if model.gguf is None:
         raise ConfigurationError("llama.cpp needs its own file of the model: give --gguf")
     threads = str(len(os.sched_getaffinity(0)))
-    size = ["--n_ctx", str(model.max_length), "--n_threads", threads, "--n_threads_batch", threads]
+    size = [
+        "--n_ctx",
+        str(model.max_length or LLAMA_CONTEXT),
+        "--n_threads",
+        threads,
+        "--n_threads_batch",
+        threads,
+    ]
     whole = ["--interrupt_requests", "false"]  # an answer is not broken off for the next one's sake
     return [sys.executable, "-m", "llama_cpp.server", "--model", str(model.gguf), *size, *whole, *flags]
 

@@ -33,8 +33,10 @@ th { font-weight: 600; color: var(--quiet); white-space: normal; vertical-align:
 th:first-child, td:first-child, th.words, td.words { text-align: left }
 td.words { white-space: normal; min-width: 8rem } tr.ours td { color: var(--ours); font-weight: 600 }
 tr.wrong td { color: var(--wrong) } .small { font-size: .78rem; color: var(--quiet) }
+.interval { display: block; font-weight: 400 }
 figure { margin: .6rem 0 } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1.2rem }
-@media (max-width: 52rem) { .pair { grid-template-columns: 1fr } }
+@media (max-width: 52rem) { .pair { grid-template-columns: minmax(0, 1fr) }
+  figure.wide svg { max-width: none; width: 44rem } }
 svg { max-width: 100%; height: auto } svg text { font-family: system-ui, sans-serif !important }
 details { margin-top: 2rem } pre { overflow-x: auto; background: var(--faint); padding: .8rem;
   font-size: .78rem; border-radius: .4rem }
@@ -42,7 +44,7 @@ details { margin-top: 2rem } pre { overflow-x: auto; background: var(--faint); p
 </head>
 <body>
 <h1>$title</h1>
-<p class="sub">$subtitle</p>
+$subtitles
 <ul class="found">$found</ul>
 $sections
 <details><summary>What was asked, and on what machine</summary><pre>$facts</pre></details>
@@ -56,7 +58,7 @@ class Page:
     """What it says first, what was found, sections of HTML, and the facts, folded away."""
 
     title: str
-    subtitle: str
+    subtitles: Sequence[str]
     found: Sequence[str]
     sections: Sequence[str]
     facts: Any
@@ -65,7 +67,7 @@ class Page:
         """The page."""
         return _PAGE.substitute(
             title=escape(self.title),
-            subtitle=escape(self.subtitle),
+            subtitles="".join(f'<p class="sub">{escape(each)}</p>' for each in self.subtitles),
             found="".join(f"<li>{escape(each)}</li>" for each in self.found),
             sections="\n".join(self.sections),
             facts=escape(json.dumps(self.facts, indent=1, ensure_ascii=False)),

@@ -19,7 +19,7 @@ def provenance(command: str, packages: Sequence[str], threads: int | None = None
     return {
         "command": command,
         "commit": _commit(),
-        "versions": {name: found for name in packages if (found := _version(name))},
+        "versions": {name: found for name in packages if (found := installed_version(name))},
         "python": platform.python_version(),
         "machine": {"cpu": _processor(), "threads": threads or os.cpu_count()},
     }
@@ -34,7 +34,8 @@ def _commit() -> str | None:
     return found.stdout.strip()
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of a package; none if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -179,6 +179,8 @@ class Record:
                     record.take(row)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UnreadableRecord(f"{file} holds no record of a benchmark: {error}") from error
+        if not record.runs:
+            raise UnreadableRecord(f"{file} is empty: `forerun bench run -o FILE` writes results files")
         _demand_alike(record.runs)
         return record
 
@@ -217,6 +219,11 @@ class Record:
         for (run, who), why in self.gave_up.items():
             yield {"run": run, "who": who, "gave_up": why}
 
+    def failure(self, run: int, who: str) -> str:
+        """Why a system did not answer everything in a run; empty if it did not fail."""
+        errors = (each.error for each in self.answers.values() if (each.place.run, each.who) == (run, who))
+        return self.gave_up.get((run, who)) or next(filter(None, errors), "")
+
     def contestants(self) -> dict[str, dict[str, Any]]:
         """Who took part, in order, with what is known of each."""
         return {who: facts for run in self.runs for who, facts in run["contestants"].items()}
@@ -247,7 +254,7 @@ class Writer:
 
     def __init__(self, file: Path, facts: dict[str, Any]) -> None:
         self.file = file
-        self.record = Record.read(file) if file.exists() else Record()
+        self.record = Record.read(file) if file.exists() and file.stat().st_size else Record()
         facts = json.loads(json.dumps(facts))
         _demand_alike([*self.record.runs, facts])
         self.resumed = bool(self.record.runs) and _same(self.record.runs[-1], facts)
@@ -255,7 +262,6 @@ class Writer:
             gone = [key for key in self.record.gave_up if key[0] == self.run]
             for key in gone:
                 del self.record.gave_up[key]
-        file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_name(f"{file.name}.new")
         self._out: TextIO = fresh.open("w", encoding="utf-8")
         for row in self.record.rows():  # written anew, since the last line may have been cut off

@@ -6,6 +6,7 @@ mark wherever its speed stands.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.bench.contestants import FORERUN, OURS
+from forerun.bench.contestants import FORERUN, OURS, VLLM
 from forerun.bench.figures.races import (
     as_png,
     as_svg,
@@ -24,7 +25,7 @@ from forerun.bench.figures.races import (
 )
 from forerun.bench.page import Page
 from forerun.bench.record import TAKEN, Record
-from forerun.bench.summary import ALL, Line, Result, summarise
+from forerun.bench.summary import ALL, Line, Ratio, Result, compared, summarise
 from forerun.errors import UnreadableRecord
 
 WRONG: Final = "✗"
@@ -42,7 +43,8 @@ def write_page(record: Record, file: Path) -> None:
     sections += [_setting(results, temperature, width) for temperature, width in settings]
     if len({width for _, width in settings}) > 1:
         sections.append(_loads(results))
-    page = Page(headline(results), _subtitle(record), findings(results), sections, record.runs)
+    subtitles = [_subtitle(record), vllm_caption(record)]
+    page = Page(headline(results), subtitles, findings(results), sections, record.runs)
     file.write_text(page.html(), encoding="utf-8")
 
 
@@ -70,7 +72,7 @@ def headline(results: Sequence[Result]) -> str:
     if ours is None or ours.overall is None:
         return "A benchmark of speculative decoding"
     ratio = ours.overall.over_plain
-    told = f"forerun: {ratio.value:.2f} times as fast as plain {ours.plain}"
+    told = f"forerun: {ratio} times the decoding speed of non-speculative {ours.plain}{ratio.verdict}"
     return told if ours.sound else f"{told}, but something went wrong"
 
 
@@ -79,17 +81,17 @@ def findings(results: Sequence[Result]) -> list[str]:
     told = []
     for each in results:
         if each.who == FORERUN and each.overall is not None:
-            ratio, line = each.overall.over_plain, each.overall
+            ratio, limit = each.overall.over_plain, each.overall.limit
             text = (
-                f"{setting_words(each)}: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times plain"
-                f" {each.plain}'s decoding speed; {each.words.told()}"
+                f"{setting_words(each)}: {ratio} times the decoding speed of non-speculative {each.plain}"
+                f"{ratio.verdict}; {each.words.told()}"
             )
-            if line.limit:
-                text += f"; {ratio.value / line.limit:.0%} of the {line.limit:.2f} that theory allows"
+            if limit:
+                text += f"; estimated limit of the accepted draft tokens: {limit}"
             told.append(text + ".")
     for each in results:
         if each.num_missing:
-            why = f" ({each.why[:160]})" if each.why else ""
+            why = f" ({'; '.join(each.why.splitlines())})" if each.why else ""
             lack = f"{each.num_missing} answers are missing, its own or its plain one's{why}"
             told.append(f"{setting_words(each)}, {each.who}: {lack}.")
         if not each.words.honest:
@@ -110,7 +112,7 @@ def _disturbed(results: Sequence[Result]) -> list[str]:
 
 
 def losses(results: Sequence[Result]) -> list[str]:
-    """Who says more tokens per second than forerun: a sentence for everybody who does, at any setting.
+    """Systems that measured more tokens per second than forerun: a sentence for each, at every setting.
 
     Alone it is decoding speed that is compared, by category; at more requests at a time it is what all of
     them get together, since who answers one after another is quick for the one. Runs have their hours: who
@@ -119,39 +121,42 @@ def losses(results: Sequence[Result]) -> list[str]:
     told = []
     for ours in (each for each in results if each.who == FORERUN):
         for other in (each for each in results if _is_rival(each, ours)):
-            faster = _faster(other, ours)
-            if ours.beside and not other.beside:
+            ratios = compared(other, ours)
+            leads = {name: ratio for name, ratio in ratios.items() if round(ratio.value, 2) > 1}
+            if not ratios and _has_answers(ours):
                 told.append(
-                    f"{setting_words(ours)}: {other.who} gave no answer beside {ours.plain}: nobody can say."
+                    f"{setting_words(ours)}: {other.who} gave no answer beside {ours.plain}: not compared."
                 )
-            elif faster:
-                ends = dict.fromkeys(f"{end(faster.values()):.2f}" for end in (min, max))
-                much = " to ".join(ends)
-                where = "" if ours.width > 1 else f" in {_listed(list(faster), ours)}"
-                told.append(
-                    f"{setting_words(ours)}: {other.who} ({other.precision}){mark(other)} is {much} times as"
-                    f" fast as forerun{where}."
-                )
+            elif leads:
+                who = f"{other.who} ({other.precision}){mark(other)}"
+                told.append(f"{setting_words(ours)}, {who}: {_leads(leads)}.")
     return told
+
+
+def _has_answers(result: Result) -> bool:
+    return bool(result.beside.speeds or result.beside.groups)
+
+
+def _leads(ratios: dict[str, Ratio]) -> str:
+    """Where and by how much a rival is ahead of forerun: what is shown, then what is within the interval."""
+    shown = {name: ratio for name, ratio in ratios.items() if not ratio.contains_1}
+    within = {name: ratio for name, ratio in ratios.items() if ratio.contains_1}
+    parts = []
+    if shown:
+        parts.append(f"faster than forerun, {_listed(shown)}")
+    if within:
+        parts.append(f"no difference shown, {_listed(within)}")
+    return "; ".join(parts)
+
+
+def _listed(ratios: dict[str, Ratio]) -> str:
+    return ", ".join(
+        f"{ratio} times {'the throughput' if name == ALL else f'in {name}'}" for name, ratio in ratios.items()
+    )
 
 
 def _is_rival(other: Result, ours: Result) -> bool:
     return other.who not in OURS and (other.temperature, other.width) == (ours.temperature, ours.width)
-
-
-def _faster(other: Result, ours: Result) -> dict[str, float]:
-    """Where somebody is faster than forerun, as far as two digits tell, and how much."""
-    ratios = {
-        name: other.beside[name] / speed
-        for name, speed in ours.beside.items()
-        if name in other.beside and (name == ALL) == (ours.width > 1)
-    }
-    return {name: ratio for name, ratio in ratios.items() if round(ratio, 2) > 1}
-
-
-def _listed(names: Sequence[str], ours: Result) -> str:
-    num = len(ours.by_category) - 1
-    return f"all {num} categories" if len(names) == num > 1 else ", ".join(names)
 
 
 def table_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
@@ -163,7 +168,9 @@ def table_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
         categories = [*dict.fromkeys(name for each in some for name in each.by_category if name != ALL), ALL]
         rows = [["", *categories, _speed_title(some[0]), "words"]]
         for each in some:
-            cells = [_ratio_cell(each, each.by_category.get(name)) for name in categories]
+            cells = [
+                _ratio_cell(each, each.by_category.get(name), interval=name == ALL) for name in categories
+            ]
             rows.append([each.who, *cells, _speed(each), _words(each)])
         tables[setting_words(some[0])] = rows
     return tables
@@ -181,8 +188,8 @@ def overall_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
             continue
         ratio = line.over_plain
         steps = "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}"
-        interval = "" if each.who == each.plain else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
-        rows.append([each.who, f"{ratio.value:.2f}{mark(each)}{interval}", steps, _speed(each), _words(each)])
+        shown = f"{ratio.value:.2f}" if each.who == each.plain else str(ratio)
+        rows.append([each.who, f"{shown}{mark(each)}", steps, _speed(each), _words(each)])
     return tables
 
 
@@ -198,15 +205,33 @@ def _speed(result: Result) -> str:
     return f"{speed:.1f}{mark(result)}"
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """The tables for documents."""
+def vllm_caption(record: Record, *, quote: str = "") -> str:
+    """How the vLLM servers of a record were started: what differs from vLLM's defaults, in quotes."""
+    settings = dict.fromkeys(filter(None, map(_vllm_settings, record.runs)))
+    if not settings:
+        return "vLLM flags: not recorded; no vLLM server was started by the benchmark"
+    return f"vLLM flags: {'; in another run: '.join(f'{quote}{each}{quote}' for each in settings)}"
+
+
+def _vllm_settings(run: dict[str, Any]) -> str:
+    """The flags and the environment of a run's vLLM servers; old records have the flags in a command only."""
+    command = run["contestants"].get(VLLM, {}).get("command", [])
+    flags = run.get("vllm_flags", command[command.index("serve") + 2 :] if "serve" in command else [])
+    environment = [f"{name}={value}" for name, value in run.get("vllm_environment", {}).items()]
+    return " ".join(
+        [*([shlex.join(flags)] if flags else []), *(["with", *environment] if environment else [])]
+    )
+
+
+def markdown(results: Sequence[Result], caption: str = "") -> str:
+    """The tables for documents, and a caption below them."""
     parts = []
     for title, (head, *rows) in table_of(results).items():
         ruler = ["---", *["---:"] * (len(head) - 2), "---"]
         bold = [[f"**{row[0]}**" if row[0] == FORERUN else row[0], *row[1:]] for row in rows]
         lines = "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *bold))
         parts.append(f"{title}:\n\n{lines}")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *([caption] if caption else [])])
 
 
 def mark(result: Result) -> str:
@@ -223,13 +248,15 @@ def _words(result: Result) -> str:
     return f"{WRONG} {result.num_missing} missing; {told}" if result.num_missing else told
 
 
-def _ratio_cell(result: Result, line: Line | None) -> str:
+def _ratio_cell(result: Result, line: Line | None, *, interval: bool) -> str:
     if line is None:
         return ""
+    shown = interval and result.who != result.plain
+    ratio = str(line.over_plain) if shown else f"{line.over_plain.value:.2f}"
     steps = (
         "" if line.tokens_per_step is None or result.who == result.plain else f" ({line.tokens_per_step:.2f})"
     )
-    return f"{line.over_plain.value:.2f}{steps}{mark(result)}"
+    return f"{ratio}{steps}{mark(result)}"
 
 
 def _summarised(record: Record) -> list[Result]:
@@ -264,11 +291,12 @@ def _setting(results: Sequence[Result], temperature: float, width: int) -> str:
     some = [each for each in results if (each.temperature, each.width) == (temperature, width)]
     caption = (
         "Medians over questions, with 95 % intervals. 1 is the same engine without speculation, asked in turn"
-        " with it. Hollow: erred, or said other words."
+        " with it. Hollow: erred, or said other words. The limit is estimated from the accepted draft tokens"
+        " and measured step costs; noise can carry a measured ratio above it."
     )
     return (
         f"<h2>{escape(setting_words(some[0]))}</h2>{_table(some)}"
-        f"<figure>{as_svg(partial(draw_speed, some))}<figcaption>{caption}</figcaption></figure>"
+        f"<figure class='wide'>{as_svg(partial(draw_speed, some))}<figcaption>{caption}</figcaption></figure>"
         f"<div class='pair'><figure>{as_svg(partial(draw_survival, some))}<figcaption>What stands by depth:"
         " the area below is what a step gains.</figcaption></figure>"
         f"<figure>{as_svg(partial(draw_waiting, some))}<figcaption>What a reader waits between tokens; tokens"
@@ -295,7 +323,7 @@ def _loads(results: Sequence[Result]) -> str:
 
 def _table(results: Sequence[Result]) -> str:
     titles = (
-        "", "over plain", "end to end", "tokens/s", "all together", "tokens/step", "of the limit",
+        "", "over plain", "end to end", "tokens/s", "all together", "tokens/step", "estimated limit",
         "first token", "between, 50 / 99 %",
     )  # fmt: skip
     head = "".join(f"<th>{title}</th>" for title in titles)
@@ -317,20 +345,25 @@ def _figures(result: Result) -> list[str]:
         return [""] * 8
     ratio, whole = line.over_plain, line.end_to_end
     return [
-        f"{ratio.value:.2f}{mark(result)} <span class='small'>[{ratio.low:.2f}, {ratio.high:.2f}]</span>",
-        f"{whole.value:.2f}",
+        f"{mark(result)} {_with_interval(ratio)}".lstrip(),
+        _with_interval(whole),
         f"{line.speed:.1f}",
         f"{result.throughput:.1f}",
         "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}",
-        "" if not line.limit or result.who == result.plain else f"{ratio.value / line.limit:.0%}",
+        "" if not line.limit or result.who == result.plain else _with_interval(line.limit),
         f"{line.first_token[0] * 1000:.0f} ms",
         f"{line.between_tokens[0] * 1000:.0f} / {line.between_tokens[2] * 1000:.0f} ms",
     ]
 
 
+def _with_interval(ratio: Ratio) -> str:
+    return f"{ratio.value:.2f} <span class='small interval'>[{ratio.low:.2f}, {ratio.high:.2f}]</span>"
+
+
 def as_values(record: Record) -> list[dict[str, Any]]:
     """Every result as values."""
     return [
-        {key: value for key, value in asdict(each).items() if key != "between"} | {"sound": each.sound}
+        {key: value for key, value in asdict(each).items() if key not in {"between", "beside"}}
+        | {"sound": each.sound}
         for each in summarise(record)
     ]

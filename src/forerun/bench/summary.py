@@ -7,6 +7,7 @@ drawn again within their categories.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,18 +34,35 @@ Speeds = dict[tuple[str, Place], float]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio with its interval at 95 %."""
+    """A ratio with its 95 % confidence interval, which has no bounds where the data allow none."""
 
     value: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        """The ratio as reports print it."""
+        if math.isinf(self.high):
+            return f"{self.value:.2f} (a single measurement: no interval)"
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    @property
+    def contains_1(self) -> bool:
+        """Whether no difference is shown."""
+        return self.low <= 1 <= self.high
+
+    @property
+    def verdict(self) -> str:
+        """The end of a sentence about the ratio."""
+        return " (no difference shown: the interval contains 1)" if self.contains_1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """A contestant in a category, or in all: what its users see, and tokens per step, which has no noise.
 
-    `limit` is what the theory allows, as a ratio like `over_plain`.
+    `limit` estimates the most that the accepted draft tokens allow, as a ratio like `over_plain`. It is
+    computed from measured step costs, so a measured ratio can exceed it.
     """
 
     num: int
@@ -56,7 +74,17 @@ class Line:
     survival: tuple[float, ...]
     first_token: tuple[float, float]
     between_tokens: tuple[float, float, float]
-    limit: float | None
+    limit: Ratio | None
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Speeds over those of forerun's baseline in the same run: decoding speeds by category, a ratio for each
+    question, and the throughput of each group of requests, a ratio for each group.
+    """
+
+    speeds: dict[str, tuple[float, ...]]
+    groups: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +94,8 @@ class Result:
     answers others had too much of the machine.
 
     Who is faster than whom is told by way of forerun's plain one, which others ran beside in their own runs:
-    `beside` is the speed over its, by category, and of all requests together. Tokens per second are told at
-    the pace that it has over all runs, since runs have their hours.
+    `beside` has the speeds over its. Tokens per second are told at the pace that it has over all runs, since
+    runs have their hours.
     """
 
     who: str
@@ -82,7 +110,7 @@ class Result:
     why: str = ""
     suspect: bool = False
     num_disturbed: int = 0
-    beside: dict[str, float] = field(default_factory=dict)
+    beside: Beside = field(default_factory=lambda: Beside({}, ()), repr=False)
     between: tuple[float, ...] = field(default=(), repr=False)
 
     @property
@@ -157,15 +185,44 @@ def _by_yardstick(record: Record, mine: Sequence[Answer]) -> list[Pair]:
     return [(plain, each) for plain, each in both if plain is not None and not plain.error]
 
 
-def _beside(matched: Sequence[Pair]) -> dict[str, float]:
-    """Speeds over the yardstick's, by category; and of all together."""
+def _beside(matched: Sequence[Pair]) -> Beside:
+    """Speeds over the yardstick's."""
     ratios: dict[str, list[float]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[Pair]] = defaultdict(list)
     for plain, each in matched:
+        groups[each.place.run, each.place.group].append((plain, each))
         if min(plain.num_tokens, each.num_tokens) >= SHORTEST and plain.speed and each.speed:
             ratios[each.place.category].append(each.speed / plain.speed)
-    found = {name: float(np.median(some)) for name, some in ratios.items()}
-    before = _throughput([plain for plain, _ in matched])
-    return found | ({ALL: _throughput([each for _, each in matched]) / before} if before else {})
+    both = ([_throughput(answers) for answers in zip(*some, strict=True)] for some in groups.values())
+    return Beside(
+        {name: tuple(some) for name, some in ratios.items()},
+        tuple(mine / plain for plain, mine in both if plain and mine),
+    )
+
+
+def compared(other: Result, ours: Result) -> dict[str, Ratio]:
+    """How fast one is beside another at the same setting: by category alone, where several requests run at a
+    time by the throughput of all of them.
+    """
+    if ours.width > 1:
+        both = (other.beside.groups, ours.beside.groups)
+        return {ALL: _quotient(*map(np.array, both))} if all(both) else {}
+    return {
+        name: _quotient(np.array(other.beside.speeds[name]), np.array(speeds))
+        for name, speeds in ours.beside.speeds.items()
+        if name in other.beside.speeds
+    }
+
+
+def _quotient(above: FloatArray, below: FloatArray) -> Ratio:
+    """The median of one over the median of the other, both resampled; one value alone has no interval."""
+    value = float(np.median(above) / np.median(below))
+    if min(above.size, below.size) < 2:
+        return Ratio(value, 0.0, math.inf)
+    noise = np.random.default_rng(0)
+    drawn = [np.median(noise.choice(each, (RESAMPLES, each.size)), axis=1) for each in (above, below)]
+    low, high = np.percentile(drawn[0] / drawn[1], (2.5, 97.5))
+    return Ratio(value, float(low), float(high))
 
 
 def _usual(record: Record) -> Speeds:
@@ -211,7 +268,7 @@ def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs], pace: f
         survival(mine),
         (float(np.median(firsts)), float(np.percentile(firsts, 99))),
         (half, late, last),
-        middle(limits) if all(each.size for each in limits) else None,
+        ratio_of(limits) if all(each.size for each in limits) else None,
     )
 
 
@@ -262,9 +319,11 @@ def survival(answers: Sequence[Answer]) -> tuple[float, ...]:
 
 
 def limit(answer: Answer, costs: Costs | None) -> float | None:
-    """What theory allows for the guesses that stood: the passes of plain decoding over those that were made,
-    by what passes of so many rows cost (theorem 3.8 for trees). Guessing itself is taken to be free, and
-    everybody at the same time to guess alike.
+    """The estimated speedup limit of the draft tokens that were accepted (theorem 3.8 for trees).
+
+    It is the cost of as many non-speculative steps over the cost of the steps that were made, by the measured
+    cost of a step with that number of rows. It assumes that drafting is free and that concurrent requests
+    have drafts of equal length.
     """
     if not costs or answer.stood is None or answer.guessed is None or answer.num_steps is None:
         return None

@@ -35,7 +35,8 @@ def read_transcripts(file: Path, lines: Lines = "all") -> list[Transcript]:
     """All transcripts of a file, or those on its odd or even lines, counted from 1."""
     found = list(_read(file, lines))
     if not found:
-        raise UnreadableTranscripts(f"{file} has no transcripts on its {lines} lines")
+        where = "is empty" if lines == "all" else f"has no transcripts on its {lines} lines"
+        raise UnreadableTranscripts(f"{file} {where}: expected one JSON object a line")
     return found
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from forerun.cli.console import counting, told
+from forerun.cli.console import check_writable, counting, told
+from forerun.cli.vllm_flags import VllmFlagsCommand
+from forerun.servers.processes import STARTUP_TIMEOUT
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,8 +33,9 @@ Number = TypeVar("Number", int, float)
 bench = typer.Typer(help="How much faster, really? Contestants take turns; reports come from records.")
 
 
-@bench.command()
+@bench.command(cls=VllmFlagsCommand)
 def run(
+    context: typer.Context,
     suites: Annotated[
         list[str],
         typer.Argument(help="What is asked: files (Spec-Bench, ShareGPT, a prompt a line) or code-editing."),
@@ -56,25 +59,38 @@ def run(
     dtype: Annotated[str, typer.Option(help="The precision of those that we start.")] = "bfloat16",
     draft_model: Annotated[Path | None, typer.Option(exists=True, help="For those who need one.")] = None,
     gguf: Annotated[Path | None, typer.Option(exists=True, help="The model's file for llama.cpp.")] = None,
-    max_length: Annotated[int, typer.Option(min=64, help="Of a question and its answer, in tokens.")] = 4096,
+    max_length: Annotated[
+        int | None,
+        typer.Option(min=64, help="Context length in tokens. Default: each server's own; llama.cpp: 4096."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the first question; the others count on.")] = 0,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The record; a run in it that was not finished goes on.")
     ] = Path("bench.jsonl"),
+    startup_timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Time limit for each server to start.")
+    ] = STARTUP_TIMEOUT,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results for machines.")] = False,
 ) -> None:
-    """Ask everybody the same, in turn, and record every answer with its times and its words."""
-    from forerun.bench.contestants import FORERUN, Model, contestants
+    """Ask everybody the same, in turn, and record every answer with its times and its words.
+
+    vLLM servers run with vLLM's defaults. Arguments behind `--` are passed to every vLLM server that the
+    command starts: `forerun bench run code-editing --model MODEL -- --max-model-len 4096 --enforce-eager`.
+    If a system fails, the others finish and the exit code is 1.
+    """
+    from forerun.bench.contestants import FORERUN, Model, contestants, required_flags
     from forerun.bench.race import Race
     from forerun.bench.record import Writer
     from forerun.bench.suites import read_suite
 
     with told():
+        check_writable(output)
         questions = [each for suite in suites for each in read_suite(suite, prompts)]
         race = Race(questions, _numbers(temperature, float), _numbers(concurrency, int), tokens, seed)
         served = None
         if model is not None:
-            served = Model(model, dtype, draft_model, gguf, max_length, max(race.widths))
+            flags = (*required_flags(race.temperatures), *context.args)
+            served = Model(model, dtype, draft_model, gguf, max_length, flags, startup_timeout)
         names = [*(against or ()), *(() if only else (FORERUN,))]
         entered = contestants(served, names, dict(_pair(each) for each in baseline or ()))
         writer = Writer(output, _facts(race, served, entered))
@@ -83,7 +99,7 @@ def run(
             if race.is_over([each.name for each in entered], writer):
                 typer.echo(f"{output} has all of this already; to measure again, name another file", err=True)
             else:
-                _run(race, entered, writer)
+                _run(race, entered, writer, startup_timeout)
             _judge(served, questions, writer)
         except KeyboardInterrupt:
             typer.echo(f"interrupted; the same command goes on where {output} ends", err=True)
@@ -91,6 +107,7 @@ def run(
         finally:
             writer.close()
         _print(writer.record, as_json)
+        _exit_if_failed(writer, [each.name for each in entered])
 
 
 @bench.command()
@@ -103,27 +120,41 @@ def report(
 ) -> None:
     """Make tables, figures and a page from records alone."""
     from forerun.bench.record import Record
-    from forerun.bench.report import markdown, write_page, write_pngs
+    from forerun.bench.report import markdown, vllm_caption, write_page, write_pngs
     from forerun.bench.summary import summarise
 
     with told():
+        if output is not None:
+            check_writable(output)
+        if figures is not None:
+            _check_folder(figures)
         record = Record.merged([Record.read(each) for each in records])
         if output is not None:
             write_page(record, output)
         if figures is not None:
             write_pngs(record, figures)
         if as_markdown:
-            typer.echo(markdown(summarise(record)))
+            typer.echo(markdown(summarise(record), vllm_caption(record, quote="`")))
         elif as_json or output is None:
             _print(record, as_json)
         if output is not None:
             typer.echo(f"{output} is there", err=True)
 
 
-def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
-    """Start everybody and let them race."""
-    from forerun.bench.contestants import OURS
-    from forerun.bench.costs import pass_costs
+def _check_folder(folder: Path) -> None:
+    """Raise unless files can be written to a folder, which is created if it is missing."""
+    from forerun.errors import OutputNotWritable
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputNotWritable(f"cannot create the directory {folder}: {error.strerror}") from error
+    check_writable(folder / "bench-speed.png")
+
+
+def _run(race: Race, entered: list[Contestant], writer: Writer, startup_timeout: float) -> None:
+    """Start every server and measure those that answer."""
+    from forerun.bench.contestants import without_folders
     from forerun.bench.race import run_race, warm_up
     from forerun.errors import ServerFailed
 
@@ -133,30 +164,49 @@ def _run(race: Race, entered: list[Contestant], writer: Writer) -> None:
         for each in entered:
             say(0, f"starting {each.name}")
             try:
-                lanes[each.name] = _lane(each, stack, writer)
+                lanes[each.name] = _lane(each, stack, writer, startup_timeout)
             except ServerFailed as error:
-                writer.add({"run": writer.run, "who": each.name, "gave_up": str(error)[-1000:]})
+                writer.add({"run": writer.run, "who": each.name, "gave_up": without_folders(str(error))})
         warm_up(race, lanes, writer, lambda who: say(0, f"warming up {who}"))
         run_race(race, lanes, writer, say, here=not all(each.url for each in entered))
-        told = (pass_costs(lane) for who, lane in lanes.items() if who in OURS)
-        for drawn, costs in next(filter(None, told), {}).items():
-            writer.add({"run": writer.run, "drawn": drawn, "costs": costs})
-    for (run, who), why in writer.record.gave_up.items():
-        if run == writer.run:
-            typer.echo(f"{who} gave up: {why}", err=True)
+        _record_costs(lanes, writer)
 
 
-def _lane(contestant: Contestant, stack: ExitStack, writer: Writer) -> Endpoint:
+def _record_costs(lanes: dict[str, Endpoint], writer: Writer) -> None:
+    """Record the step costs of the first server of forerun that still answers."""
+    from forerun.bench.contestants import OURS
+    from forerun.bench.costs import pass_costs
+
+    alive = (
+        lane for who, lane in lanes.items() if who in OURS and (writer.run, who) not in writer.record.gave_up
+    )
+    for drawn, costs in next(filter(None, map(pass_costs, alive)), {}).items():
+        writer.add({"run": writer.run, "drawn": drawn, "costs": costs})
+
+
+def _lane(contestant: Contestant, stack: ExitStack, writer: Writer, startup_timeout: float) -> Endpoint:
     """A contestant that answers."""
     from forerun.servers.endpoint import Endpoint
 
     url = contestant.url
     if not url:
         log = writer.file.with_name(f"{writer.file.stem}.{contestant.name}.log")
-        url = stack.enter_context(contestant.start(log)).url
+        url = stack.enter_context(contestant.start(log, startup_timeout)).url
     lane = Endpoint(url, timeout=600.0)
     stack.callback(lane.close)
     return lane
+
+
+def _exit_if_failed(writer: Writer, names: Sequence[str]) -> None:
+    """Exit with code 1 and the reasons if a system failed or left requests of this run unanswered."""
+    failed = {who: why for who in names if (why := writer.record.failure(writer.run, who))}
+    if not failed:
+        return
+    for who, why in failed.items():
+        typer.echo(f"{who}: {why}", err=True)
+    which = "every system" if len(failed) == len(names) else f"{len(failed)} of {len(names)} systems"
+    typer.echo(f"{which} failed: {', '.join(failed)}; logs are next to {writer.file}", err=True)
+    raise typer.Exit(1)
 
 
 def _judge(model: Model | None, questions: Sequence[Question], writer: Writer) -> None:
@@ -166,13 +216,13 @@ def _judge(model: Model | None, questions: Sequence[Question], writer: Writer) -
     parted = [each for each in partings(writer.record) if each[0].place.run == writer.run]
     if not parted or model is None:
         return
-    from forerun.audit.parity.referee import PRECISIONS, Referee
+    from forerun.audit.parity.referee import Referee
     from forerun.models.loading import load_tokenizer
     from forerun.models.reference import Reference
     from forerun.models.text import encode
 
     tokenizer = load_tokenizer(model.path)
-    reference = Reference(str(model.path), PRECISIONS["float32"])
+    reference = Reference(str(model.path))
     rule = ruled(
         Referee(reference, [model.dtype] * 2),
         lambda text: encode(tokenizer, [{"role": "user", "content": text}]),
@@ -211,12 +261,25 @@ def _facts(race: Race, model: Model | None, entered: list[Contestant]) -> dict[s
             "seed": race.seed,
         },
         "contestants": {each.name: each.facts() for each in entered},
+        **_vllm_settings(model, entered),
+    }
+
+
+def _vllm_settings(model: Model | None, entered: list[Contestant]) -> dict[str, Any]:
+    """How the vLLM servers that a run starts differ from vLLM's defaults, for its record."""
+    from forerun.bench.contestants import VLLM, cpu_environment, flags_of, without_folders
+
+    if model is None or not any(each.name == VLLM and not each.url for each in entered):
+        return {}
+    return {
+        "vllm_flags": list(map(without_folders, flags_of(model))),
+        "vllm_environment": cpu_environment(),
     }
 
 
 def _print(record: Record, as_json: bool) -> None:
     """Tables for people, or everything for machines."""
-    from forerun.bench.report import as_values, findings, losses
+    from forerun.bench.report import as_values, findings, losses, vllm_caption
     from forerun.bench.summary import summarise
 
     if as_json:
@@ -227,6 +290,7 @@ def _print(record: Record, as_json: bool) -> None:
     results = summarise(record)
     for table in _tables(results):
         Console().print(table)
+    typer.echo(vllm_caption(record))
     for each in [*findings(results), *losses(results)]:
         typer.echo(f"- {each}")
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.console import told
+from forerun.cli.console import check_writable, told
+from forerun.servers.processes import STARTUP_TIMEOUT
 
 if TYPE_CHECKING:
     from forerun.tune.advice import Advice
 
 
 def tune(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(exists=True, help="The directory of the model.")],
     prompts: Annotated[str, typer.Option(help="A file of prompts like yours, or code-editing.")],
     draft_model: Annotated[
@@ -31,9 +33,15 @@ def tune(
     tokens: Annotated[int, typer.Option(min=16, help="The most tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="As your requests have it.")] = 0.0,
     dtype: Annotated[str, typer.Option(help="The precision to serve in.")] = "bfloat16",
+    startup_timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Time limit for each server to start.")
+    ] = STARTUP_TIMEOUT,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything for machines.")] = False,
 ) -> None:
-    """Measure on your own prompts what each way to guess would gain, and say which to use."""
+    """Measure on your own prompts what each way to guess would gain, and say which to use.
+
+    Arguments behind `--` are passed to every vLLM server that the command starts.
+    """
     from forerun.bench.contestants import Model
     from forerun.bench.suites import read_suite
     from forerun.tune.measure import Asked
@@ -41,9 +49,12 @@ def tune(
     from forerun.tune.run import advise
 
     with told():
+        for each in filter(None, (output, page)):
+            check_writable(each)
         asked = Asked(read_suite(prompts), tokens, temperature).some(num)
         with _telling() as watch:
-            advice = advise(Model(model, dtype), asked, [str(each) for each in draft_model or ()], watch)
+            served = Model(model, dtype, vllm_flags=tuple(context.args), startup_timeout=startup_timeout)
+            advice = advise(served, asked, [str(each) for each in draft_model or ()], watch)
         output.write_text(
             advice.config.model_dump_json(exclude_defaults=True, indent=1) + "\n", encoding="utf-8"
         )
@@ -53,7 +64,16 @@ def tune(
         typer.echo(json.dumps(as_values(advice), indent=1))
     else:
         _print(advice)
-        command = ["forerun", "serve", str(model), "--dtype", dtype, "--speculation", str(output)]
+        command = [
+            "forerun",
+            "serve",
+            str(model),
+            "--dtype",
+            dtype,
+            "--speculation",
+            str(output),
+            *context.args,
+        ]
         typer.echo(f"\n{shlex.join(command)}   # with --dry-run: the `vllm serve` that it stands for")
 
 
@@ -67,10 +87,10 @@ def _print(advice: Advice) -> None:
     for title in ("choice", "predicted gain", "tokens/step", "guesses/step"):
         table.add_column(title, justify="left" if title == "choice" else "right")
     for each in advice.predictions:
-        numbers = (each.gain, each.tokens_per_step, each.guesses_per_step)
+        numbers = (each.tokens_per_step, each.guesses_per_step)
         style = "bold green" if each is advice.best else None
         how = f"{each.choice.name}{' (by a run)' if each.measured else ''}"
-        table.add_row(how, *(f"{number:.2f}" for number in numbers), style=style)
+        table.add_row(how, str(each.gain), *(f"{number:.2f}" for number in numbers), style=style)
     Console().print(table)
     Console().print(advice.paragraph(), highlight=False)
 

@@ -1,8 +1,12 @@
-"""Servers on loopback, started to be measured or compared, and stopped again."""
+"""Servers on loopback, started to be measured or compared, and stopped again.
+
+Owns their processes, ports and logs. A server that fails to start is reported by the last error of its log.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +23,21 @@ import httpx
 
 from forerun.errors import ServerFailed
 
-_TAIL: Final = 3000
+STARTUP_TIMEOUT: Final = 600.0
+"""Seconds until a server has to answer: vLLM compiles a model before it does."""
+
+_TAIL: Final = 200_000
+"""The bytes at the end of a log in which its last error is searched."""
+
+_MAX_LINES: Final = 3
+_MAX_LINE: Final = 300
+
+_PREFIX: Final = re.compile(
+    r"\x1b\[[0-9;]*m"  # colours
+    r"|^\([^)]*pid=\d+\) ?"  # the process of vLLM that logged the line
+    r"|^(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] ?"  # the logger's level, time and place
+)
+_ERROR: Final = re.compile(r"^(?:[\w.]*[A-Z]\w*(?:Error|Exception|Interrupt|Failed)\b: \S|.*\berror: \S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +59,7 @@ def started(
     log: Path,
     *,
     environment: Mapping[str, str] | None = None,
-    patience: float = 300.0,
+    startup_timeout: float = STARTUP_TIMEOUT,
 ) -> Iterator[Server]:
     """Run a command that serves on the `--port` it is told, wait until it answers, and stop it at last."""
     with (
@@ -57,7 +76,7 @@ def started(
     ):
         try:
             server = Server(f"http://127.0.0.1:{port}", log)
-            _wait_until_it_answers(server, process, patience)
+            _wait_until_it_answers(server, process, startup_timeout)
             yield server
         finally:
             _stop(process)
@@ -90,22 +109,56 @@ def _kept_port() -> Iterator[int]:
         yield port
 
 
-def _wait_until_it_answers(server: Server, process: subprocess.Popen[bytes], patience: float) -> None:
-    deadline = time.monotonic() + patience
+def _wait_until_it_answers(server: Server, process: subprocess.Popen[bytes], startup_timeout: float) -> None:
+    deadline = time.monotonic() + startup_timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServerFailed(f"the server ended with {process.returncode}:\n{_tail(server.log)}")
+            raise ServerFailed(f"the server ended with {_ending(process.returncode)}: {_reason(server.log)}")
         try:
             if httpx.get(f"{server.v1}/models", timeout=2.0).is_success:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.25)
-    raise ServerFailed(f"the server did not answer in {patience:.0f} s:\n{_tail(server.log)}")
+    limit = f"the start-up timeout of {startup_timeout:g} s"
+    raise ServerFailed(f"the server did not answer within {limit}: {_reason(server.log)}")
 
 
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-_TAIL:]
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    killed = " (often the kernel, out of memory)" if -code == signal.SIGKILL else ""
+    return f"signal {-code}{killed}"
+
+
+def _reason(log: Path) -> str:
+    return f"{last_error(log)}\nfull log: {log}"
+
+
+def last_error(log: Path) -> str:
+    """The last distinct exceptions of a log, or its last lines if it has none: a few short lines."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL))
+        text = file.read().decode(errors="replace")
+    lines = list(filter(None, map(_without_prefixes, text.splitlines())))
+    last = dict.fromkeys(reversed(list(_errors(lines)) or [line.strip() for line in lines[-_MAX_LINES:]]))
+    kept = [line[:_MAX_LINE] for line in list(last)[:_MAX_LINES]]
+    return "\n".join(reversed(kept)) or "the log is empty"
+
+
+def _errors(lines: Sequence[str]) -> Iterator[str]:
+    """The lines that name an error, each with the indented line behind it, where some errors say why."""
+    for line, following in pairwise([*lines, ""]):
+        if _ERROR.match(line):
+            yield f"{line} {following.strip()}" if following.startswith(" ") else line
+
+
+def _without_prefixes(line: str) -> str:
+    line, before = line.rstrip(), ""
+    while line != before:
+        line, before = _PREFIX.sub("", line), line
+    return line
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from forerun.bench.summary import Ratio
 from forerun.config import SpeculationConfig
 from forerun.core.theory import best_gamma, speedup
 from forerun.tune.measure import Measured
@@ -21,7 +22,7 @@ WIDE: Final = 0.15
 @dataclass(frozen=True, slots=True)
 class Advice:
     """What to use, what was predicted of everything, and what a real run of it gave on some of the prompts,
-    of which `expected` was predicted.
+    of which `expected` was predicted. The servers ran with `vllm_flags`.
     """
 
     best: Prediction
@@ -30,7 +31,8 @@ class Advice:
     costs: dict[int, float]
     num_prompts: int
     plain_speed: float
-    expected: float = 1.0
+    expected: Ratio = NOTHING.gain
+    vllm_flags: tuple[str, ...] = ()
 
     @property
     def config(self) -> SpeculationConfig:
@@ -42,47 +44,56 @@ class Advice:
         """Whether to speculate at all: predicted, and not refuted by the real run."""
         return self.best is not NOTHING and (self.measured is None or self.measured.gain.value >= WORTH_IT)
 
+    def headline(self) -> str:
+        """The recommendation with the measured speedup."""
+        advised = f"Use {self.best.choice.name}" if self.worth_it else "Do not speculate"
+        if self.measured is None:
+            return advised
+        gain = self.measured.gain
+        return f"{advised}: {gain} times the speed of non-speculative decoding{gain.verdict}"
+
     def paragraph(self) -> str:
-        """All of it, for whoever reads only this."""
+        """The recommendation, the figures behind it, and what would gain more."""
         return " ".join([*self._what(), *self._more()])
 
     def _what(self) -> list[str]:
-        plain = (
-            f"Plain decoding says {self.plain_speed:.1f} tokens a second on these {self.num_prompts} prompts."
+        baseline = (
+            f"Non-speculative decoding runs at {self.plain_speed:.1f} tokens/s on these"
+            f" {self.num_prompts} prompts."
         )
         if self.best is NOTHING:
-            most = max((each.gain for each in self.predictions), default=1.0)
+            most = max((each.gain for each in self.predictions), key=lambda gain: gain.value)
             return [
-                f"Do not speculate. {plain} The best of {len(self.predictions)} choices would give"
-                f" {most:.2f} times that, by prediction, which is not worth it."
+                f"Do not speculate. {baseline} The best of {len(self.predictions)} choices has a predicted"
+                f" speedup of {most}, below the {WORTH_IT:.2f} that is worth it."
             ]
         found = self.measured
         assert found is not None
-        told = (
-            f"a real run of {found.num} gave {found.gain.value:.2f} [{found.gain.low:.2f},"
-            f" {found.gain.high:.2f}] times that ({self._before()})"
+        measured = (
+            f"measured on {found.num} prompts: {found.gain} times that speed{found.gain.verdict}"
+            f" ({self._before()})"
         )
         if not self.worth_it:
-            return [f"Do not speculate. {plain} With {self.best.choice.name} {told}."]
+            return [f"Do not speculate. {baseline} {self.best.choice.name}, {measured}."]
         sure = max(found.gain.high / found.gain.value, found.gain.value / found.gain.low) - 1 <= WIDE
-        words = f"{found.same} of {found.num} answers are the same, token for token"
+        same = f"{found.same} of {found.num} outputs are identical, token for token"
         return [
-            f"Use {self.best.choice.name}. {plain} With them {told};"
-            f" {found.guesses_per_step:.1f} guesses a step, {found.tokens_per_step:.2f} tokens a step."
-            f" {words[0].upper() + words[1:]}"
-            + ("." if found.same == found.num else "; `forerun audit greedy` tells whether over near-ties.")
-            + ("" if sure else " The interval is wide: more prompts would narrow it.")
+            f"Use {self.best.choice.name}. {baseline} With it, {measured};"
+            f" {found.guesses_per_step:.1f} draft tokens and {found.tokens_per_step:.2f} tokens per step."
+            f" {same}"
+            + ("." if found.same == found.num else "; `forerun audit greedy` finds out whether by near-ties.")
+            + ("" if sure else " The interval is wide: use more prompts to narrow it.")
         ]
 
     def _before(self) -> str:
         """What was known before the real run."""
         if self.best.measured:
-            return f"a first try: {self.best.gain:.2f}"
-        return f"predicted for these: {self.expected:.2f}, for all: {self.best.gain:.2f}"
+            return f"in a first run: {self.best.gain}"
+        return f"predicted for these prompts: {self.expected}, for all: {self.best.gain}"
 
     def _more(self) -> list[str]:
         """What would gain more."""
-        now = self.best.gain if self.worth_it else 1.0
+        now = self.best.gain.value if self.worth_it else 1.0
         told = []
         if self.worth_it and self.best.choice.config.share_outputs:
             told.append(
@@ -95,7 +106,7 @@ class Advice:
             gain = speedup(alpha, best_gamma(alpha, cost + row), cost + row)
             if gain > 1.05 * now:
                 told.append(
-                    f"A draft model that is right {alpha:.0%} of the time and takes {cost:.0%} of a step"
-                    f" would give {gain:.2f}, by theorem 3.8."
+                    f"A draft model with an acceptance rate of {alpha:.0%} that costs {cost:.0%} of a step"
+                    f" per draft token (assumed values) would give a speedup of {gain:.1f} by theorem 3.8."
                 )
         return told

@@ -14,7 +14,10 @@ def draw_gains(advice: Advice) -> Any:
     figure, axes = axes_of(8.2, 1.0 + 0.45 * len(some))
     names = [each.choice.name for each in some]
     paint = [OURS if each is advice.best else PLAIN for each in some]
-    axes.barh(range(len(some)), [each.gain for each in some], color=paint, height=0.62)
+    gains = [each.gain for each in some]
+    whiskers = [[gain.value - gain.low for gain in gains], [gain.high - gain.value for gain in gains]]
+    axes.barh(range(len(some)), [gain.value for gain in gains], color=paint, height=0.62)
+    axes.errorbar([gain.value for gain in gains], range(len(some)), xerr=whiskers, fmt="none", ecolor=INK)
     axes.axvline(1.0, color=INK, linewidth=1)
     if advice.measured is not None and advice.best in some:
         gain, row = advice.measured.gain, some.index(advice.best)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkstemp
 from typing import Any, Final
 from zlib import crc32
 
@@ -96,18 +97,34 @@ class Asked:
 
 @contextmanager
 def serving(model: Model, config: SpeculationConfig) -> Iterator[Endpoint]:
-    """`forerun serve` with a configuration, warm."""
-    with TemporaryDirectory() as folder:
+    """`forerun serve` with a configuration, warm. The log of a server that fails is kept."""
+    with TemporaryDirectory() as folder, _log() as log:
         speculation = Path(folder) / "speculation.json"
         speculation.write_text(config.model_dump_json(exclude_defaults=True), encoding="utf-8")
         flags = [*flags_of(model), *STEP_BY_STEP]
         command = forerun_command(model.path, "--speculation", str(speculation), *flags)
-        with started(command, Path(folder) / "server.log", environment=quiet()) as server:
+        with started(command, log, environment=quiet(), startup_timeout=model.startup_timeout) as server:
             endpoint = Endpoint(server.url, timeout=600.0)
             try:
                 yield endpoint
             finally:
                 endpoint.close()
+
+
+@contextmanager
+def _log() -> Iterator[Path]:
+    """A file for a server's log, removed unless the server fails."""
+    number, name = mkstemp(prefix="forerun-tune-", suffix=".log")
+    os.close(number)
+    log = Path(name)
+    try:
+        yield log
+    except ServerFailed:
+        raise
+    except BaseException:
+        log.unlink()
+        raise
+    log.unlink()
 
 
 def answer_plainly(server: Endpoint, asked: Asked, at_once: int, watch: Watch) -> list[Streamed]:
@@ -222,4 +239,4 @@ def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way
 
 def predicted_by(choice: Choice, found: Measured) -> Prediction:
     """A choice that no replay can judge, by a run of some of the prompts."""
-    return Prediction(choice, found.gain.value, found.tokens_per_step, found.guesses_per_step, measured=True)
+    return Prediction(choice, found.gain, found.tokens_per_step, found.guesses_per_step, measured=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from forerun.bench.contestants import without_folders
 from forerun.bench.figures.races import as_svg
 from forerun.bench.page import Page
 from forerun.tune.advice import Advice
 from forerun.tune.figures import draw_costs, draw_gains, draw_stands
 
 PREDICTED: Final = (
-    "Predicted from plain answers and measured costs; the diamond is the real run of the best, with its 95 %"
-    " interval."
+    "Predicted from non-speculative outputs and measured step costs; the diamond is the measured run of the"
+    " recommendation. Whiskers are 95 % intervals over prompts."
 )
 STANDS: Final = "How often so many guesses in a row stand."
 COSTS: Final = "What a pass costs by its rows: where it is flat, guesses are free."
@@ -22,14 +24,16 @@ COSTS: Final = "What a pass costs by its rows: where it is flat, guesses are fre
 
 def write_page(advice: Advice, file: Path) -> None:
     """Write the page."""
-    title = f"Use {advice.best.choice.name}" if advice.worth_it else "Do not speculate"
     gains, stands, costs = (as_svg(partial(draw, advice)) for draw in (draw_gains, draw_stands, draw_costs))
     sections = [
-        f"<h2>What each choice would gain</h2>{_figure(gains, PREDICTED)}",
+        f"<h2>What each choice would gain</h2>{_figure(gains, PREDICTED, wide=True)}",
         f"<div class='pair'>{_figure(stands, STANDS)}{_figure(costs, COSTS)}</div>",
     ]
-    subtitle = f"{advice.num_prompts} prompts, plain decoding at {advice.plain_speed:.1f} tokens a second"
-    page = Page(title, subtitle, [advice.paragraph()], sections, as_values(advice))
+    subtitles = [
+        f"{advice.num_prompts} prompts, non-speculative decoding at {advice.plain_speed:.1f} tokens/s",
+        f"vLLM flags: {shlex.join(advice.vllm_flags)}",
+    ]
+    page = Page(advice.headline(), subtitles, [advice.paragraph()], sections, as_values(advice))
     file.write_text(page.html(), encoding="utf-8")
 
 
@@ -40,13 +44,17 @@ def as_values(advice: Advice) -> dict[str, Any]:
         "config": advice.config.model_dump(mode="json", exclude_defaults=True),
         "paragraph": advice.paragraph(),
         "plain_speed": advice.plain_speed,
-        "predicted_gain": advice.best.gain,
-        "predicted_of_measured": advice.expected,
+        "vllm_flags": [without_folders(each) for each in advice.vllm_flags],
+        "predicted_gain": advice.best.gain.value,
+        "predicted_gain_interval": [advice.best.gain.low, advice.best.gain.high],
+        "predicted_of_measured": advice.expected.value,
+        "predicted_of_measured_interval": [advice.expected.low, advice.expected.high],
         "measured": None if advice.measured is None else asdict(advice.measured),
         "predictions": [
             {
                 "name": each.choice.name,
-                "gain": each.gain,
+                "gain": each.gain.value,
+                "interval": [each.gain.low, each.gain.high],
                 "tokens_per_step": each.tokens_per_step,
                 "guesses_per_step": each.guesses_per_step,
                 "by_a_run": each.measured,
@@ -57,5 +65,7 @@ def as_values(advice: Advice) -> dict[str, Any]:
     }
 
 
-def _figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
+def _figure(svg: str, caption: str, *, wide: bool = False) -> str:
+    """A figure; a wide one scrolls on narrow screens, so that its labels stay readable."""
+    kind = " class='wide'" if wide else ""
+    return f"<figure{kind}>{svg}<figcaption>{caption}</figcaption></figure>"

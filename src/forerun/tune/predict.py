@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Final
 
+import numpy as np
+
 from forerun.bench.replay import Replay, Tally
+from forerun.bench.summary import Ratio, ratio_of_sums
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.control.cost import StepCost
@@ -59,19 +63,19 @@ class Plainly:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a choice would gain over plain decoding on all prompts together, and why: tokens and guesses per
-    step, by depth.
+    """What a choice would gain over plain decoding on all prompts together, with its interval over prompts,
+    and why: tokens and guesses per step, by depth.
     """
 
     choice: Choice
-    gain: float
+    gain: Ratio
     tokens_per_step: float = 1.0
     guesses_per_step: float = 0.0
     survival: tuple[float, ...] = ()
     measured: bool = False
 
 
-NOTHING: Final = Prediction(PLAIN, 1.0)
+NOTHING: Final = Prediction(PLAIN, Ratio(1.0, 1.0, 1.0))
 
 
 def lookups() -> list[Choice]:
@@ -87,31 +91,34 @@ def predict(choice: Choice, plainly: Plainly) -> Prediction:
     """Replay a choice over plain answers."""
     costs = dict(sorted(plainly.costs.items()))
     cost = StepCost(list(costs), list(costs.values()))
-    recorded = [replace(each, category="") for each in plainly.answers]
+    recorded = [replace(each, category=str(number)) for number, each in enumerate(plainly.answers)]
 
     def replay() -> Replay:
         drafter = _first_drafter(choice.config)
         return Replay(drafter, nodes=CHAIN, cost=cost, max_tokens=plainly.max_tokens)
 
     replay().run(recorded[:1])  # compiles, which takes no time later
-    if not (tallies := replay().run(recorded)):
+    if not (tallies := list(replay().run(recorded).values())):
         raise UnreadablePrompts("every answer is too short to tell anything: give prompts with longer ones")
-    (tally,) = tallies.values()
+    num_steps = sum(each.num_steps for each in tallies)
+    depths = zip_longest(*(each.stood[:16] for each in tallies), fillvalue=0)
     return Prediction(
         choice,
-        _gain(tally, plainly.pace, costs[1]),
-        tally.tokens_per_step,
-        tally.guesses_per_step,
-        tuple(stood / tally.num_steps for stood in tally.stood[:16]),
+        _gain(tallies, plainly.pace, costs[1]),
+        sum(each.num_tokens for each in tallies) / num_steps,
+        sum(each.num_guesses for each in tallies) / num_steps,
+        tuple(sum(stood) / num_steps for stood in depths),
     )
 
 
-def _gain(tally: Tally, pace: float, first_row: float) -> float:
+def _gain(tallies: Sequence[Tally], pace: float, first_row: float) -> Ratio:
     """Seconds of plain decoding over those of the steps that were made; what a plain step takes beside a pass
-    of one row, every step does.
+    of one row, every step does. A tally is of one prompt, over which the interval is bootstrapped.
     """
     beside = pace - first_row + OWN_SECONDS
-    return tally.num_tokens * pace / (tally.pass_seconds + tally.seconds + beside * tally.num_steps)
+    plain = np.array([each.num_tokens * pace for each in tallies])
+    made = np.array([each.pass_seconds + each.seconds + beside * each.num_steps for each in tallies])
+    return ratio_of_sums(plain, made)
 
 
 def _first_drafter(config: SpeculationConfig) -> Drafter:
@@ -121,11 +128,11 @@ def _first_drafter(config: SpeculationConfig) -> Drafter:
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
     """What to use: the largest gain, if it is worth it; what needs less wins unless more is worth it."""
-    most = max(predictions, key=lambda each: each.gain, default=NOTHING)
-    if most.gain < WORTH_IT:
+    most = max(predictions, key=lambda each: each.gain.value, default=NOTHING)
+    if most.gain.value < WORTH_IT:
         return NOTHING
-    near = [each for each in predictions if each.gain * WORTH_IT >= most.gain]
-    return min(near, key=lambda each: (_needs(each.choice.config), -each.gain))
+    near = [each for each in predictions if each.gain.value * WORTH_IT >= most.gain.value]
+    return min(near, key=lambda each: (_needs(each.choice.config), -each.gain.value))
 
 
 def _needs(config: SpeculationConfig) -> tuple[bool, bool]:

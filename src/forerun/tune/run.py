@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from forerun.bench.contestants import Model
+from forerun.bench.contestants import Model, flags_of
 from forerun.config import SpeculationConfig
 from forerun.servers.endpoint import Endpoint
 from forerun.tune.advice import Advice
@@ -51,7 +51,8 @@ def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch
     known = chosen.measured or chosen is NOTHING
     expected = chosen.gain if known else predict(chosen.choice, told.some(verified)).gain
     num = len(asked.questions)
-    return Advice(chosen, predictions, measured, dict(told.costs), num, speed, expected)
+    flags = tuple(flags_of(model))
+    return Advice(chosen, predictions, measured, dict(told.costs), num, speed, expected, flags)
 
 
 def _verify(server: Endpoint, asked: Asked, way: Way, watch: Watch) -> Measured:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,7 +15,16 @@ import pytest
 
 from forerun.bench.equality import parted_at, partings, words_of
 from forerun.bench.record import Answer, Place, Record, Ruling, Writer
-from forerun.bench.report import DOUBTFUL, WRONG, findings, headline, losses, markdown, write_page
+from forerun.bench.report import (
+    DOUBTFUL,
+    WRONG,
+    findings,
+    headline,
+    losses,
+    markdown,
+    vllm_caption,
+    write_page,
+)
 from forerun.bench.summary import ALL, gaps, limit, ratio_of, summarise
 from forerun.errors import ConfigurationError, UnreadableRecord
 
@@ -80,7 +91,8 @@ def test_the_limit_is_theorem_38_with_the_cost_of_wider_passes(record: Record) -
     ours = next(each for each in summarise(record) if each.who == "forerun").overall
     assert ours is not None
     cost = np.interp(4, [1, 8], [0.02, 0.025])
-    assert ours.limit == pytest.approx(4 * 0.02 / cost)
+    assert ours.limit is not None
+    assert ours.limit.value == pytest.approx(4 * 0.02 / cost)
     assert limit(answer("x", place(0), pause=1.0), None) is None
 
 
@@ -94,7 +106,103 @@ def test_the_limit_is_taken_question_by_question_as_the_ratio_is(record: Record)
     ours = next(each for each in summarise(record) if each.who == "forerun").overall
     assert ours is not None
     assert ours.over_plain.value == pytest.approx(8**0.5)
-    assert ours.limit == pytest.approx(ours.over_plain.value)
+    assert ours.limit is not None
+    assert ours.limit.value == pytest.approx(ours.over_plain.value)
+    assert ours.limit.low <= ours.limit.value <= ours.limit.high
+
+
+RATIO = re.compile(r"(\d+\.\d\d) \[(\d+\.\d\d), (\d+\.\d\d)\]")
+
+
+def ratios_in(text: str) -> list[tuple[float, float, float]]:
+    """Every ratio of a text; each decimal number in it has to be one, or an end of its interval."""
+    assert not re.search(r"\d\.\d", RATIO.sub("", text)), f"a ratio without its interval: {text}"
+    return [(float(value), float(low), float(high)) for value, low, high in RATIO.findall(text)]
+
+
+def with_ratios(ratios: Sequence[float]) -> Record:
+    """forerun is so many times as fast as vLLM, question by question."""
+    found = Record(
+        runs=[FACTS | {"contestants": {who: FACTS["contestants"][who] for who in ("vllm", "forerun")}}]
+    )
+    for number, ratio in enumerate(ratios):
+        found.keep(answer("vllm", place(number), pause=0.02))
+        found.keep(answer("forerun", place(number), pause=0.02 / ratio))
+    return found
+
+
+def test_a_headline_whose_interval_contains_1_says_that_no_difference_is_shown() -> None:
+    doubtful, clear = (
+        summarise(with_ratios([0.8, 0.8, 1.5, 1.5])),
+        summarise(with_ratios([1.4, 1.4, 1.5, 1.5])),
+    )
+    ((value, low, high),) = ratios_in(headline(doubtful))
+    assert low < 1 < high
+    assert low <= value <= high
+    assert "no difference shown" in headline(doubtful)
+    assert "no difference shown" in findings(doubtful)[0]
+    ((_, low, _),) = ratios_in(headline(clear))
+    assert low > 1
+    assert "no difference shown" not in headline(clear) + findings(clear)[0]
+
+
+def test_every_ratio_of_the_findings_has_its_interval_and_none_is_a_share_of_the_limit(
+    record: Record,
+) -> None:
+    told = findings(summarise(record))
+    assert len(ratios_in(told[0])) == 2, "the speedup and the estimated limit"
+    assert "%" not in told[0]
+
+
+def test_a_rival_whose_lead_is_within_the_interval_is_not_called_faster() -> None:
+    found = with_ratios([1.0, 1.0, 1.0, 1.0])
+    found.runs = [FACTS]
+    for number, speed in enumerate((0.7, 1.5, 1.6, 1.4)):
+        found.keep(answer("llama.cpp", place(number), pause=0.02 / speed))
+    (told,) = losses(summarise(found))
+    faster, doubtful = told.split("no difference shown")
+    assert [low > 1 for _, low, _ in ratios_in(faster)] == [True], "chat"
+    assert [low < 1 for _, low, _ in ratios_in(doubtful)] == [True], "code"
+
+
+def test_one_group_of_requests_has_no_interval(record: Record) -> None:
+    found = Record(runs=[FACTS | {"asked": FACTS["asked"] | {"widths": [4]}}])
+    for number in range(4):
+        at = replace(place(number, width=4), group=0)
+        for who, pause in (("vllm", 0.04), ("forerun", 0.02), ("llama.cpp", 0.01)):
+            found.keep(answer(who, at, pause=pause))
+    (told,) = losses(summarise(found))
+    assert "no interval" in told
+    assert not RATIO.search(told)
+
+
+def test_the_flags_of_vllm_are_in_the_caption_and_old_records_are_read(
+    record: Record, tmp_path: Path
+) -> None:
+    assert "not recorded" in vllm_caption(record)
+    command = [
+        "python",
+        "-m",
+        "forerun.engines.vllm",
+        "serve",
+        "tiny",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+    ]
+    they = FACTS["contestants"]
+    old = FACTS | {"contestants": they | {"vllm": they["vllm"] | {"command": command}}}
+    record.runs = [old]
+    assert vllm_caption(record).endswith("--dtype float32 --enforce-eager")
+    settings = {"vllm_flags": ["--dtype", "float32"], "vllm_environment": {"VLLM_CPU_KVCACHE_SPACE": "1"}}
+    record.runs = [old | settings]
+    assert "vLLM flags: --dtype float32" in vllm_caption(record)
+    assert "--enforce-eager" not in vllm_caption(record)
+    assert "VLLM_CPU_KVCACHE_SPACE=1" in vllm_caption(record)
+    write_page(record, tmp_path / "page.html")
+    assert vllm_caption(record) in (tmp_path / "page.html").read_text()
+    record.runs = [old, old | settings]
+    assert vllm_caption(record).count("--dtype float32") == 2
 
 
 def test_intervals_hold_the_ratio_and_grow_with_the_spread() -> None:
@@ -129,9 +237,10 @@ def test_tokens_that_come_together_wait_for_nothing() -> None:
 
 def test_the_page_and_the_table_say_where_forerun_loses(record: Record) -> None:
     (told,) = losses(summarise(record))
-    assert told.endswith("llama.cpp (Q4_1) is 1.25 times as fast as forerun in all 2 categories.")
+    assert "llama.cpp (Q4_1)" in told
+    assert ratios_in(told) == [(1.25, 1.25, 1.25)] * 2
     wrong = sabotaged(record, "difference", "llama.cpp")
-    assert any(f"llama.cpp (Q4_1) {WRONG} is" in each for each in losses(summarise(wrong)))
+    assert any(f"llama.cpp (Q4_1) {WRONG}" in each for each in losses(summarise(wrong)))
 
 
 def apart(record: Record, mood: float) -> Record:
@@ -151,7 +260,7 @@ def apart(record: Record, mood: float) -> Record:
 @pytest.mark.parametrize("mood", [0.2, 1.0, 5.0])
 def test_who_ran_in_another_hour_is_compared_by_way_of_the_plain_one(record: Record, mood: float) -> None:
     (told,) = losses(summarise(apart(record, mood)))
-    assert told.endswith("llama.cpp (Q4_1) is 1.25 times as fast as forerun in all 2 categories.")
+    assert ratios_in(told) == [(1.25, 1.25, 1.25)] * 2
 
 
 def test_who_never_ran_beside_the_plain_one_is_not_compared(record: Record) -> None:
@@ -336,6 +445,13 @@ def test_records_become_one_if_they_are_of_one_kind(record: Record) -> None:
 def test_a_record_without_answers_is_told(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRecord, match="no answer"):
         write_page(Record(runs=[FACTS]), tmp_path / "page.html")
+
+
+def test_an_empty_record_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "empty.jsonl"
+    file.write_text("\n")
+    with pytest.raises(UnreadableRecord, match="empty"):
+        Record.read(file)
 
 
 def test_what_is_no_record_is_told(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def draw_waiting(results: Sequence[Result]) -> Figure:
 
 
 def as_svg(draw: Callable[[], Figure]) -> str:
-    """A figure as an element of a page, in the page's ink, on its ground."""
+    """A figure as an element of a page, in the page's colours, so that it follows the reader's scheme."""
     plt = pyplot()
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "forerun", **_inked()}):
         figure = draw()
@@ -161,7 +161,7 @@ def as_svg(draw: Callable[[], Figure]) -> str:
         figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
         plt.close(figure)
     text = out.getvalue()
-    return text[text.index("<svg") :].replace(INK, "currentColor")
+    return text[text.index("<svg") :].replace(INK, "currentColor").replace(OURS, "var(--ours)")
 
 
 def as_png(draw: Callable[[], Figure], path: Path) -> None:

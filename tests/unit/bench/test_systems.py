@@ -1,0 +1,117 @@
+"""How the servers under test are started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from forerun.bench import contestants as systems
+from forerun.bench.contestants import FORERUN, VLLM, Model, contestants, flags_of, required_flags
+from forerun.cli.main import app
+from forerun.errors import ServerFailed
+
+CHANGES_THE_BASELINE = (
+    "--enforce-eager",
+    "--no-enable-prefix-caching",
+    "--no-enable-chunked-prefill",
+    "--max-num-seqs",
+    "--max-model-len",
+)
+
+
+def commands_of(model: Model, *names: str) -> dict[str, tuple[str, ...]]:
+    return {each.name: each.command for each in contestants(model, names, {})}
+
+
+def test_vllm_servers_run_with_the_defaults_of_vllm(tmp_path: Path) -> None:
+    for command in commands_of(Model(tmp_path), VLLM, "vllm-ngram", FORERUN).values():
+        assert not set(CHANGES_THE_BASELINE) & set(command)
+
+
+def test_flags_of_the_user_reach_every_vllm_server_after_ours(tmp_path: Path) -> None:
+    given = ("--max-model-len", "512", "--enforce-eager")
+    model = Model(tmp_path, max_length=4096, vllm_flags=given)
+    for command in commands_of(model, VLLM, "vllm-ngram", FORERUN).values():
+        at = command.index("--enforce-eager")
+        assert command[at - 2 : at + 1] == given
+        assert command.index("4096") < at, "the last of two equal flags counts"
+    (other,) = {command for name, command in commands_of(model, "transformers").items()}
+    assert not set(given) & set(other)
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "on_cpu", "expected"),
+    [
+        ([0.0], True, ()),
+        ([0.0, 1.0], True, ("--no-enable-chunked-prefill",)),
+        ([1.0], False, ()),
+    ],
+)
+def test_chunked_prefill_is_off_only_where_stock_vllm_fails_with_it(
+    monkeypatch: pytest.MonkeyPatch, temperatures: list[float], on_cpu: bool, expected: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(systems, "_is_cpu_only", lambda: on_cpu)
+    assert required_flags(temperatures) == expected
+
+
+def started_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], float]]:
+    """The commands that would be started, and their time limits; none of them starts."""
+    seen: list[tuple[tuple[str, ...], float]] = []
+
+    def refuse(command: tuple[str, ...], log: Path, **given: Any) -> None:
+        seen.append((command, given["startup_timeout"]))
+        raise ServerFailed("not started in this test")
+
+    monkeypatch.setattr(systems, "started", refuse)
+    return seen
+
+
+def test_bench_run_passes_on_what_follows_two_dashes_and_records_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, record = started_with(monkeypatch), tmp_path / "bench.jsonl"
+    words = [
+        "bench",
+        "run",
+        "code-editing",
+        "--model",
+        str(tmp_path),
+        "--startup-timeout",
+        "7",
+        "-o",
+        str(record),
+    ]
+    found = CliRunner().invoke(app, [*words, "--dtype", "float32", "--", "--enforce-eager", "--seed", "3"])
+    assert found.exit_code == 1, found.output
+    assert len(seen) == 2
+    for command, timeout in seen:
+        at = command.index("--enforce-eager")
+        assert command[at : at + 3] == ("--enforce-eager", "--seed", "3")
+        assert timeout == 7
+    facts = json.loads(record.read_text().splitlines()[0])["facts"]
+    assert facts["vllm_flags"] == ["--dtype", "float32", "--enforce-eager", "--seed", "3"]
+    assert facts["vllm_environment"]["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
+    assert "code-editing" not in facts["vllm_flags"]
+    assert len(facts["asked"]["questions"]) == 4, "the flags are not suites"
+
+
+def test_servers_have_ten_minutes_to_start_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = started_with(monkeypatch)
+    words = ["bench", "run", "code-editing", "--model", str(tmp_path), "-o", str(tmp_path / "bench.jsonl")]
+    CliRunner().invoke(app, words)
+    assert [timeout for _, timeout in seen] == [600, 600]
+
+
+def test_the_flags_of_a_model_begin_with_its_precision(tmp_path: Path) -> None:
+    assert flags_of(Model(tmp_path, "float32", max_length=512)) == [
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "512",
+    ]
