@@ -19,13 +19,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from forerun.audit.report import INTERRUPTED
+from forerun.cli.audit.show import is_url
 from forerun.cli.main import app
 from forerun.errors import MissingExtra
-from zoo.server import Keeper, serving
+from zoo.server import HANG, Keeper, serving
 from zoo.speculation import Defect, Logits
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 1, 4, 1], [2, 7, 1, 8, 2, 8, 1, 8, 2, 7, 1]]
 RUNNER = CliRunner()
+SCHEME = {"none", "currentColor", "var(--green)", "var(--red)", "var(--blue)", "var(--grey)"}
+"""Colours of figures that follow the reader's colour scheme."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +83,16 @@ def ask(*words: str | Path) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout) if result.stdout else {}
 
 
-SAMPLED = ("--settings", "top-k 8", "--settings", "temperature 1", "--samples", "256", "--most-samples", "16")
+SAMPLED = (
+    "--settings",
+    "top-k 8",
+    "--settings",
+    "temperature 1",
+    "--num-samples",
+    "256",
+    "--max-samples",
+    "16",
+)
 
 
 @pytest.mark.parametrize(("defect", "code"), [(Defect.NONE, 0), (Defect.NO_RESIDUAL, 1), (Defect.ARGMAX, 1)])
@@ -88,17 +101,20 @@ def test_sampled_against_a_model(
 ) -> None:
     keep, page = tmp_path / "samples.jsonl", tmp_path / "page.html"
     with serving(Keeper(llama, draft, defect)) as url:
-        words = ("--reference", model, "--prompts", prompts, *SAMPLED, "--keep", keep, "--html", page)
+        words = ("--reference", model, "--prompts", prompts, *SAMPLED, "--keep", keep, "--output", page)
         found, report = ask("sampled", "--candidate", url, *words)
     assert found == code
     assert report["verdict"] == ("no difference found", "difference")[code]
     assert (report["e_value"] >= 20) == bool(code)
     assert report["num_samples"] == sum(row["num_samples"] for row in report["rows"])
     assert {row["epsilon"] for row in report["rows"]} == {0.001}  # float32 on both sides, and never zero
-    assert any("accepted guesses" in note for note in report["notes"])
+    assert any("accepted draft tokens" in note for note in report["notes"])
     assert [each["bias"] for each in report["power"]] == [0.01, 0.05]
     text = page.read_text()
     assert text.count("<svg") == 2
+    assert "prefers-color-scheme: dark" in text
+    figures = text[text.index("<svg") : text.rindex("</svg>")]
+    assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", figures)) <= SCHEME
     assert not re.search(r'(src|href)="http', text)
     assert report["verdict"] in text
 
@@ -146,7 +162,17 @@ def test_greedy(
         baseline = (
             ("--baseline", plain, "--reference", model) if against == "server" else ("--baseline", model)
         )
-        words = (*baseline, "--prompts", prompts, "--tokens", "32", "--precision", "float32", "--html", page)
+        words = (
+            *baseline,
+            "--prompts",
+            prompts,
+            "--max-tokens",
+            "32",
+            "--precision",
+            "float32",
+            "--output",
+            page,
+        )
         found, report = ask("greedy", "--candidate", url, *words)
     assert found == code
     assert report["findings"].get("difference", 0) == sum(
@@ -164,7 +190,7 @@ def test_seeded(
     llama: Logits, draft: Logits, plain: str, model: Path, prompts: Path, defect: Defect, code: int
 ) -> None:
     with serving(Keeper(llama, draft, defect)) as url:
-        words = ("--baseline", plain, "--reference", model, "--prompts", prompts, "--tokens", "24")
+        words = ("--baseline", plain, "--reference", model, "--prompts", prompts, "--max-tokens", "24")
         found, report = ask("seeded", "--candidate", url, *words)
     assert found == code
     assert (report["e_value"] >= 20) == bool(code)
@@ -190,15 +216,15 @@ def test_a_page_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPat
     from forerun.audit.figures import draw_gaps
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtra, match=r"forerun\[plots\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[plots\]"):
         draw_gaps([])
 
 
 def test_a_page_that_cannot_be_written_is_no_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("forerun.audit.exact.run.run", lambda: iter(()))
-    result = RUNNER.invoke(app, ["audit", "exact", "--html", str(tmp_path / "nowhere" / "page.html")])
+    result = RUNNER.invoke(app, ["audit", "exact", "--output", str(tmp_path / "nowhere" / "page.html")])
     assert result.exit_code == 2
-    assert "no verdict: [Errno 2]" in result.output
+    assert "no verdict: cannot write" in result.output
 
 
 def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
@@ -208,7 +234,7 @@ def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
     server = Keeper(llama, draft, always="stall", after=40)  # it is never done before it is interrupted
     with serving(server) as url:
         words = ["--candidate", url, "--reference", str(model), "--prompts", str(prompts)]
-        words += ["--settings", "temperature 1", "--samples", "2000", "--most-samples", "16"]
+        words += ["--settings", "temperature 1", "--num-samples", "2000", "--max-samples", "16"]
         command = [sys.executable, "-m", "forerun", "audit", "sampled", *words, "--json"]
         process = subprocess.Popen(
             [*command, "--keep", keep], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ}
@@ -222,8 +248,91 @@ def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
         assert process.returncode == 2
         assert report["verdict"] == "no verdict"
         assert 0 < report["num_samples"] < 2000
-        assert any(str(keep) in note for note in report["notes"])
+        assert report["reason"] == INTERRUPTED
+        assert any(f"--resume {keep}" in note for note in report["notes"])
+        assert not any("metric" in note for note in report["notes"])  # they cannot be read any more
         server.always = ""
         code, whole = ask("sampled", *words, "--resume", keep)
     assert code == 0
     assert whole["num_samples"] == 2000
+
+
+@pytest.mark.parametrize(("audit", "after"), [("greedy", 3), ("seeded", 3), ("sampled", 0), ("sampled", 40)])
+def test_an_interrupted_audit_ends_at_once_and_blames_no_server(
+    llama: Logits, draft: Logits, prompts: Path, tmp_path: Path, audit: str, after: int
+) -> None:
+    hung = Keeper(llama, draft, always="hang", after=after)
+    with serving(hung) as url:
+        command = [sys.executable, "-m", "forerun", "audit", audit, "--candidate", url]
+        command += ["--baseline", url, "--prompts", str(prompts)]
+        command += ["--epsilon", "0.01"] if audit == "seeded" else []
+        command += ["--keep", str(tmp_path / "samples.jsonl")] if audit == "sampled" else []
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
+        )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and hung.num_asked <= after:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=HANG / 2)
+    assert process.returncode == 2
+    assert f"no verdict: {INTERRUPTED}" in output
+    assert "fault" not in output
+    assert "connection" not in output
+
+
+@pytest.mark.parametrize("audit", ["greedy", "seeded"])
+def test_servers_are_found_by_host_and_port(
+    llama: Logits, draft: Logits, plain: str, prompts: Path, audit: str
+) -> None:
+    with serving(Keeper(llama, draft)) as url:
+        code, report = ask(
+            audit,
+            *("--candidate", url.removeprefix("http://"), "--baseline", plain.removeprefix("http://")),
+            *("--prompts", prompts, "--num-prompts", "1"),
+        )
+    assert code == 0
+    assert report["verdict"] == "no difference found"
+
+
+def test_a_directory_is_a_model_and_a_host_with_a_port_is_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model:1").mkdir()
+    servers = ("http://a/v1", "https://a", "localhost", "localhost:8000", "10.0.0.1:80/v1", "[::1]:8000")
+    assert all(map(is_url, servers))
+    assert not any(map(is_url, ("model:1", "./model", "/models/llama", "Qwen/Qwen3-0.6B")))
+
+
+def test_a_url_of_another_protocol_fails_at_once(plain: str) -> None:
+    result = RUNNER.invoke(app, ["audit", "greedy", "--candidate", "ftp://a", "--baseline", plain])
+    assert result.exit_code == 2
+    assert "http:// or https://" in result.output
+
+
+def test_old_names_of_options_work_with_a_notice(
+    llama: Logits, draft: Logits, plain: str, prompts: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    old = ("--most", "1", "--tokens", "8", "--at-once", "2", "--html", str(page))
+    with serving(Keeper(llama, draft)) as url:
+        arguments = ["audit", "greedy", "--candidate", url, "--baseline", plain, "--prompts", str(prompts)]
+        result = RUNNER.invoke(app, [*arguments, *old, "--json"])
+    assert result.exit_code == 0
+    report = json.loads(result.stdout)
+    assert (report["num_samples"], report["num_tokens"], report["question"]["at_once"]) == (1, 8, 2)
+    assert page.exists()
+    for name in ("--num-prompts", "--max-tokens", "--concurrency", "--output"):
+        assert name in result.stderr
+
+
+def test_an_empty_file_of_prompts_is_no_verdict(plain: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "prompts.jsonl")
+    for text in ("", "\n\n", '{"prompt": ""}\n', '{"prompt": []}\n'):
+        Path(file).write_text(text)
+        result = RUNNER.invoke(
+            app, ["audit", "greedy", "--candidate", plain, "--baseline", plain, "--prompts", file]
+        )
+        assert result.exit_code == 2
+        assert "prompts.jsonl" in result.output

@@ -111,6 +111,13 @@ def test_greedy_answers_are_the_same_and_a_ratio_at_temperature_0_is_caught() ->
     assert greedy(keeper(Defect.GREEDY_RATIO), referee) is Finding.DIFFERENT
 
 
+def test_near_ties_are_not_called_identical() -> None:
+    wide = Referee(TableModel(), ["float32"], bound=100.0)  # type: ignore[arg-type]
+    found = greedy(keeper(Defect.GREEDY_RATIO), wide)
+    assert found is Finding.ROUNDING
+    assert found.exit_code == 0
+
+
 def test_greedy_differences_without_a_reference_are_no_verdict() -> None:
     assert greedy(keeper(), None) is Finding.SAME
     assert greedy(keeper(Defect.GREEDY_RATIO), None) is Finding.OPEN

@@ -86,6 +86,69 @@ def test_lines_end_with_line_feeds_and_with_nothing_else(tokenizer: Path, tmp_pa
     assert len(Corpus(tmp_path / "corpus.fri")) == 4 + 2 + 7
 
 
+def text_of(corpus: Path) -> str:
+    return "".join("|" if token == 0 else WORDS[token - 1] for token in Corpus(corpus).text)
+
+
+def test_a_folder_is_read_in_order_without_hidden_files(tokenizer: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    for name, text in {
+        "b.txt": "b",
+        "a/z.txt": "a",
+        "a/deep/lines.jsonl": '{"text": "dd"}',
+        "c.txt": "c",
+        "a/empty.txt": "",
+        ".hidden": "h",
+        ".git/config": "g",
+        "CVS/Root": "e",
+        "a/.svn/entries": "f",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    output = tmp_path / "corpus.fri"
+    shown = run("corpus", "build", folder, "--tokenizer", tokenizer, "-o", output)
+    assert text_of(output) == "dd|a|b|c|"
+    assert "4 files" in shown
+
+
+def test_binary_files_are_skipped_with_a_message(tokenizer: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "text.txt").write_text("abc")
+    (folder / "nul.bin").write_bytes(b"ab\0cd")
+    (folder / "latin.txt").write_bytes(b"ab\xff")
+    output = tmp_path / "corpus.fri"
+    shown = run("corpus", "build", folder, "--tokenizer", tokenizer, "-o", output)
+    assert text_of(output) == "abc|"
+    assert "skipped 2 files" in shown
+    assert "nul.bin" in shown
+    assert "latin.txt" in shown
+    (folder / "text.txt").unlink()
+    output.unlink()
+    for given in (folder, folder / "nul.bin"):
+        shown = run("corpus", "build", given, "--tokenizer", tokenizer, "-o", output, code=1)
+        assert "nul.bin" in shown
+        assert not output.exists()
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.txt", ""), ("a.jsonl", "\n"), ("a.jsonl", '{"text": ""}')])
+def test_an_empty_file_is_an_error(tokenizer: Path, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "full.txt").write_text("abc")
+    (tmp_path / name).write_text(text)
+    output = tmp_path / "corpus.fri"
+    files = (tmp_path / "full.txt", tmp_path / name)
+    shown = run("corpus", "build", *files, "--tokenizer", tokenizer, "-o", output, code=1)
+    assert str(tmp_path / name) in shown
+    assert not output.exists()
+
+
+def test_an_empty_folder_is_an_error(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    output = tmp_path / "corpus.fri"
+    shown = run("corpus", "build", tmp_path / "texts", "--tokenizer", tokenizer, "-o", output, code=1)
+    assert str(tmp_path / "texts") in shown
+
+
 def test_what_cannot_be_read_is_said(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"words": 1}\n')
     output = tmp_path / "corpus.fri"
@@ -95,7 +158,7 @@ def test_what_cannot_be_read_is_said(tokenizer: Path, tmp_path: Path) -> None:
     assert "cannot read" in shown
     (tmp_path / "empty.txt").write_text("")
     shown = run("corpus", "build", tmp_path / "empty.txt", "--tokenizer", tokenizer, "-o", output, code=1)
-    assert "no text" in shown
+    assert "is empty" in shown
     shown = run("corpus", "build", tmp_path / "empty.txt", "--tokenizer", tmp_path, "-o", output, code=1)
     assert "cannot load a tokenizer" in shown
     shown = run(

@@ -27,7 +27,7 @@ class Keeper:
     defect: Defect = Defect.NONE
     seed: int = 0
     faults: list[str] = field(default_factory=list)
-    """What happens to the next requests, first to last: stall, close, 500, malformed, odd."""
+    """What happens to the next requests, first to last: stall, hang, close, 500, malformed, odd."""
 
     always: str = ""
     """What happens to every request from the one numbered `after` on."""
@@ -91,6 +91,9 @@ class Keeper:
 STALL = 0.6
 """Seconds for which a server that stalls says nothing."""
 
+HANG = 40.0
+"""Seconds for which a server that hangs says nothing."""
+
 
 @contextmanager
 def serving(keeper: Keeper) -> Iterator[str]:
@@ -115,8 +118,8 @@ def serving(keeper: Keeper) -> Iterator[str]:
             fault = keeper.fault_of(number)
             if fault == "500":
                 self._send(b"out of luck", 500)
-            elif fault == "stall":
-                time.sleep(STALL)
+            elif fault in ("stall", "hang"):
+                time.sleep(STALL if fault == "stall" else HANG)
                 self.close_connection = True
             else:
                 answer = {"strange": True} if fault == "odd" else keeper.complete(body, number)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import io
 import math
-from typing import Any
+from typing import Any, Final
 
 from forerun.errors import MissingExtra
 
-_GREEN, _RED, _BLUE, _GREY = "#2b8a3e", "#c92a2a", "#1971c2", "#868e96"
+_TEXT, _GREEN, _RED, _BLUE, _GREY = "#010203", "#2b8a3e", "#c92a2a", "#1971c2", "#868e96"
+_VARIABLES: Final = {
+    _TEXT: "currentColor",
+    _GREEN: "var(--green)",
+    _RED: "var(--red)",
+    _BLUE: "var(--blue)",
+    _GREY: "var(--grey)",
+}
+"""The page's style sheet sets the colours of figures, for a light and for a dark background."""
 
 
 def draw_evidence(
@@ -20,10 +28,10 @@ def draw_evidence(
     for _, points in rows:
         most = max([at for at, _ in points], default=1)
         axes.plot([at / most * total for at, _ in points], [log for _, log in points], color=_GREY, lw=0.8)
-    axes.plot([at for at, _ in trace], [log for _, log in trace], color=_BLUE, lw=2, label="all together")
-    axes.axhline(-math.log10(error_rate), color=_RED, ls="--", lw=1, label="a difference is found")
-    axes.plot([], [], color=_GREY, lw=0.8, label="single settings (drawn to the same width)")
-    axes.set(xlabel="samples", ylabel="evidence, powers of ten")
+    axes.plot([at for at, _ in trace], [log for _, log in trace], color=_BLUE, lw=2, label="all settings")
+    axes.axhline(-math.log10(error_rate), color=_RED, ls="--", lw=1, label="threshold of a difference")
+    axes.plot([], [], color=_GREY, lw=0.8, label="single settings (scaled to the same width)")
+    axes.set(xlabel="samples", ylabel="evidence (log10 of the e-value)")
     axes.legend(frameon=False, fontsize=8)
     return _svg(figure)
 
@@ -45,7 +53,7 @@ def draw_compared(rows: list[tuple[str, list[Any]]]) -> str:
     for axes in grid[len(rows) :]:
         axes.set_visible(False)
     figure.supxlabel("expected", fontsize=9)
-    figure.supylabel("seen", fontsize=9)
+    figure.supylabel("observed", fontsize=9)
     return _svg(figure)
 
 
@@ -58,8 +66,8 @@ def draw_gaps(rows: list[dict[str, Any]]) -> str:
         axes.plot(row["gap"], line, "o", color=colour, ms=6)
     names = [f"{row['name']} at {row['at']}" for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=7, parse_math=False)
-    axes.invert_yaxis()
-    axes.set(xlabel="gap of the two logits in float32 (dot); ties reach as far as the bar")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set(xlabel="gap of the two logits in float32 (dot); near-tie up to the end of the bar")
     axes.set_xlim(left=0)
     return _svg(figure)
 
@@ -72,15 +80,31 @@ def _axes(width: float, height: float, lines: int | None = None, columns: int = 
         raise MissingExtra("matplotlib", "plots") from error
     figure = Figure(figsize=(width, height), layout="constrained")
     if lines is not None:
-        return figure, list(figure.subplots(lines, columns, squeeze=False).flat)
+        grid = list(figure.subplots(lines, columns, squeeze=False).flat)
+        for each in grid:
+            _colour(each)
+        return figure, grid
     axes = figure.subplots()
+    _colour(axes)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
+def _colour(axes: Any) -> None:
+    """Frame and ticks in the colour of text."""
+    axes.spines[:].set_color(_TEXT)
+    axes.tick_params(which="both", colors=_TEXT)
+
+
 def _svg(figure: Any) -> str:
     """The figure as an element of a page."""
+    from matplotlib.text import Text  # noqa: PLC0415
+
     out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
+    for each in figure.findobj(Text):
+        each.set_color(_TEXT)
+    figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
     text = out.getvalue()
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, variable)
     return text[text.index("<svg") :]

@@ -30,8 +30,8 @@ class Journal:
     """A file of batches that answer one question."""
 
     def __init__(self, file: Path, question: dict[str, Any], *, resume: bool = False) -> None:
-        if file.exists() and not resume:
-            raise ConfigurationError(f"{file} is there already: go on with it by --resume, or name another")
+        if not resume:
+            check_new(file)
         self.file = file
         self._earlier: list[Batch] = list(_read(file, question)) if resume else []
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +59,14 @@ class Journal:
         self._out.flush()
 
 
+def check_new(file: Path) -> None:
+    """Raise if there is a file of samples already: a new audit does not overwrite it."""
+    if file.is_file():
+        raise ConfigurationError(f"{file} exists already: continue it with --resume {file}, or name another")
+
+
 def default_file(audit: str) -> Path:
-    """Where samples go if nobody says: a file of its own, under the user's cache."""
+    """The file of samples if none is given: a new one under the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "forerun" / "audits" / f"{audit}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.jsonl"
 

@@ -18,16 +18,31 @@ _PAGE = Template("""<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>forerun audit $audit: $verdict</title>
+<meta name="color-scheme" content="light dark">
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+:root {
+  color-scheme: light dark; --text: #212529; --page: #ffffff; --panel: #f1f3f5; --line: #dee2e6;
+  --green: #2b8a3e; --red: #c92a2a; --orange: #d9480f; --blue: #1971c2; --grey: #868e96
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --text: #dee2e6; --page: #16181b; --panel: #22262a; --line: #3a4046;
+    --green: #69db7c; --red: #ff8787; --orange: #ffa94d; --blue: #74c0fc; --grey: #868e96
+  }
+}
+body {
+  font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  color: var(--text); background: var(--page)
+}
 h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem }
-.verdict { padding: .8rem 1rem; border-left: .4rem solid; background: #f8f9fa; font-size: 1.1rem }
-.code0 { border-color: #2b8a3e } .code1 { border-color: #c92a2a } .code2 { border-color: #e67700 }
+.verdict { padding: .8rem 1rem; border-left: .4rem solid; background: var(--panel); font-size: 1.1rem }
+.code0 { border-color: var(--green) } .code1 { border-color: var(--red) }
+.code2 { border-color: var(--orange) }
 .table { overflow-x: auto } table { border-collapse: collapse; font-size: .9rem }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #dee2e6; white-space: nowrap }
-th:first-child, td:first-child { text-align: left } td.difference { color: #c92a2a; font-weight: bold }
+th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
+th:first-child, td:first-child { text-align: left } td.difference { color: var(--red); font-weight: bold }
 svg { max-width: 100%; height: auto }
-pre { overflow-x: auto; background: #f8f9fa; padding: .8rem; font-size: .8rem }
+pre { overflow-x: auto; background: var(--panel); padding: .8rem; font-size: .8rem }
 </style>
 </head>
 <body>
@@ -35,9 +50,9 @@ pre { overflow-x: auto; background: #f8f9fa; padding: .8rem; font-size: .8rem }
 <p class="verdict code$code"><b>$verdict</b>: $reason</p>
 <ul>$summary</ul>
 $figures
-<h2>One by one</h2>
+<h2>Results</h2>
 <div class="table"><table>$table</table></div>
-<h2>What was asked, and with what</h2>
+<h2>Configuration</h2>
 <pre>$question</pre>
 </body>
 </html>
@@ -67,13 +82,11 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     figures = []
     if trace := report.details.get("trace"):
         rows = [(row["name"], row["trace"]) for row in report.rows if row.get("trace")]
-        figures.append(
-            ("The evidence as it came in", draw_evidence(trace, rows, report.details["error_rate"]))
-        )
+        figures.append(("Evidence over samples", draw_evidence(trace, rows, report.details["error_rate"])))
     if compared := [(row["name"], row["compared"]) for row in report.rows if row.get("compared")]:
-        figures.append(("What was said, against what should be", draw_compared(compared)))
+        figures.append(("Observed against expected frequencies", draw_compared(compared)))
     if parted := [row for row in report.rows if row.get("gap") is not None]:
-        figures.append(("Where answers parted", draw_gaps(parted)))
+        figures.append(("First differences", draw_gaps(parted)))
     return figures
 
 

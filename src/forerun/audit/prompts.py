@@ -33,7 +33,7 @@ def read_prompts(file: Path | None, most: int | None = None) -> list[Prompt]:
         raise UnreadablePrompts(f"cannot read prompts from {file}: {error}") from error
     prompts = [_read_line(file, number, line) for number, line in lines][:most]
     if not prompts:
-        raise UnreadablePrompts(f"{file} has no prompts: one a line is expected, as text or as JSON")
+        raise UnreadablePrompts(f"{file} is empty: expected one prompt a line, as text or as JSON")
     return prompts
 
 
@@ -44,6 +44,8 @@ def _read_line(file: Path, number: int, line: str) -> Prompt:
     try:
         row = json.loads(line)
         given = asked_in(row)
+        if not given:
+            raise ValueError("the prompt is empty")
         if isinstance(given, str):
             return Prompt(given)
         if not all(type(token) is int and token >= 0 for token in given):

@@ -7,20 +7,28 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
+
+INTERRUPTED: Final = "interrupted"
+"""The reason of an audit that the user stopped before it had a verdict."""
 
 
 class Finding(Enum):
-    """What an audit can find, and the exit code that says so."""
+    """The verdict of an audit, with its exit code.
+
+    `ROUNDING`: answers differ token for token, and rounding in the servers' precision explains every
+    difference. Tokens are identical under `SAME` only.
+    """
 
     SAME = "no difference found"
+    ROUNDING = "no difference beyond rounding"
     DIFFERENT = "difference"
     OPEN = "no verdict"
 
     @property
     def exit_code(self) -> int:
         """0, 1 or 2."""
-        return {Finding.SAME: 0, Finding.DIFFERENT: 1, Finding.OPEN: 2}[self]
+        return {Finding.SAME: 0, Finding.ROUNDING: 0, Finding.DIFFERENT: 1, Finding.OPEN: 2}[self]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`forerun replay`: how good would a drafter's guesses have been?"""
+"""`forerun replay`: the acceptance of a drafter on recorded outputs."""
 
 from __future__ import annotations
 
@@ -20,38 +20,68 @@ _BARS = "▁▂▃▄▅▆▇█"
 Name = Literal["ngram", "suffix", "vllm-ngram"]
 
 
+_DRAFTING = "Drafting"
+_LINES = "Transcripts"
+
+
 def replay(
     transcripts: Annotated[
-        Path, typer.Argument(help="One JSON object a line: `cat`, and as token ids `prompt` and `out`.")
+        Path,
+        typer.Argument(metavar="FILE", help="JSON lines with `cat` and, as token ids, `prompt` and `out`."),
     ],
     drafter: Annotated[
-        Name, typer.Option(help="Who guesses; vllm-ngram is vLLM's rule, as a yardstick.")
+        Name,
+        typer.Option(
+            help="The drafter; vllm-ngram is vLLM's n-gram rule, for comparison.", rich_help_panel=_DRAFTING
+        ),
     ] = "suffix",
-    nodes: Annotated[int, typer.Option(min=1, max=1024, help="The most guesses a step.")] = 16,
-    chain: Annotated[bool, typer.Option("--chain", help="One branch instead of a tree.")] = False,
+    nodes: Annotated[
+        int, typer.Option(min=1, max=1024, help="Draft tokens per step, at most.", rich_help_panel=_DRAFTING)
+    ] = 16,
+    chain: Annotated[
+        bool, typer.Option("--chain", help="Draft a chain instead of a tree.", rich_help_panel=_DRAFTING)
+    ] = False,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Guess from the outputs of earlier transcripts too.")
+        bool,
+        typer.Option(
+            "--shared", help="Draft from the outputs of earlier transcripts too.", rich_help_panel=_DRAFTING
+        ),
     ] = False,
     corpus: Annotated[
-        list[Path] | None, typer.Option(help="Guess from this corpus too; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Draft from this corpus too. Repeatable.", rich_help_panel=_DRAFTING),
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option(min=0, help="What a guess costs, as a share of a step; only guesses that pay are made."),
+        typer.Option(
+            min=0,
+            help="Cost of a draft token, as a share of a step; the controller then drops drafts that cost"
+            " more than they gain.",
+            rich_help_panel=_DRAFTING,
+        ),
     ] = None,
     lines: Annotated[
-        Literal["all", "odd", "even"], typer.Option(help="Replay only the odd or the even lines.")
+        Literal["all", "odd", "even"],
+        typer.Option(help="Replay these lines only.", rich_help_panel=_LINES),
     ] = "all",
     fit: Annotated[
         Literal["nothing", "odd", "even"],
-        typer.Option(help="Replay these lines first, without counting, so that estimates are fitted."),
+        typer.Option(
+            help="Replay these lines first, uncounted, to fit the acceptance estimates.",
+            rich_help_panel=_LINES,
+        ),
     ] = "nothing",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel="Output"),
+    ] = False,
 ) -> None:
-    """Replay recorded outputs through a drafter, without any model.
+    """Replay recorded outputs through a drafter, without running a model.
 
-    At temperature 0 the model says what it said before, so the recording tells which guesses would have
-    stood: tokens per step is what one run of the model would have committed.
+    At temperature 0 the target emits the recorded tokens again, so the recording determines which draft
+    tokens are accepted. Tokens per step is the mean number of tokens that one forward pass emits.
+
+    Example: forerun replay transcripts.jsonl --drafter suffix --price 0.012
     """
     from forerun.bench.replay import SHORTEST, Replay, priced
     from forerun.bench.transcripts import read_transcripts
@@ -68,7 +98,9 @@ def replay(
             run.run(before, progress)
             tallies = run.run(recorded, lambda num: progress(len(before) + num))
     if not tallies:
-        typer.echo(f"every output in {transcripts} is too short to replay", err=True)
+        typer.echo(
+            f"every output in {transcripts} has fewer than {SHORTEST} tokens: none is replayed", err=True
+        )
         raise typer.Exit(1)
     if as_json:
         asked = {"drafter": drafter, "nodes": nodes, "lines": lines, "fit": fit, "price": price}
@@ -84,7 +116,7 @@ def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
         from forerun.bench.yardsticks import VllmNgram
 
         if options["share_outputs"] or options["corpora"]:
-            raise typer.BadParameter(f"{name} guesses from a request's own text only: use --drafter suffix")
+            raise typer.BadParameter(f"{name} drafts from a request's own text only: use --drafter suffix")
         return VllmNgram()
     from forerun.config import SpeculationConfig
     from forerun.drafters.registry import make_drafter
@@ -141,7 +173,7 @@ def _print(tallies: dict[str, Tally], price: float | None, run: Replay) -> None:
     if price is not None:
         priced = geometric_mean(tally.tokens_per_cost(price) for tally in tallies.values())
         table.add_column(f"at {price:.1%}", f"{priced:.2f}", justify="right", style="bold")
-    table.add_column("guesses/step", justify="right")
+    table.add_column("draft tokens/step", justify="right")
     table.add_column("by depth", no_wrap=True)
     table.add_column("µs", justify="right")
     for name, tally in sorted(tallies.items()):
@@ -155,7 +187,7 @@ def _print(tallies: dict[str, Tally], price: float | None, run: Replay) -> None:
     if bins:
         shares = "  ".join(f"{estimate:.0%} → {share:.0%}" for estimate, share, _ in bins)
         Console().print(
-            f"estimated → stood:  {shares}\ncalibration error {run.reliability.error:.3f}",
+            f"estimated → accepted:  {shares}\ncalibration error {run.reliability.error:.3f}",
             highlight=False,
             soft_wrap=True,
         )

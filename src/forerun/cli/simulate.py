@@ -1,43 +1,67 @@
-"""`forerun simulate`: what speculation would do on machines that are not at hand."""
+"""`forerun simulate`: speculation on hardware that is not at hand."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from forerun.cli.console import counting, told
+from forerun.cli.console import check_figure, counting, told
 
 if TYPE_CHECKING:
     from forerun.simulate.scenario import Answer, Scenario
+
+
+_REPLICAS_NEEDED: Final = "replicas needed"
 
 
 def simulate(
     scenario: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file, or one that comes along: agents, chat, fleet, laptop.", metavar="SCENARIO"
+            help="A YAML file, or a built-in one: agents, chat, fleet, laptop.", metavar="SCENARIO"
         ),
     ] = None,
     grid: Annotated[
-        bool, typer.Option("--grid", help="The controller against every fixed length, over costs and texts.")
+        bool,
+        typer.Option(
+            "--grid", help="Compare the controller with every fixed draft length, over costs and texts."
+        ),
     ] = False,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Simulate so many, with their share of the requests.")
+        int | None,
+        typer.Option(min=1, help="Simulate N replicas, with their share of the requests."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it into this file (.png or .svg).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the results to this file (.png, .svg or .pdf).",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel="Output")
+    ] = False,
 ) -> None:
-    """Simulate an engine, or a fleet of them, with the controller that decides in the real ones.
+    """Simulate a server, or a fleet of replicas, with the controller of the real engines.
 
-    Requests arrive, a continuous batch serves them on hardware that is known by its data sheet, and guesses
-    stand by chance. Plain decoding and a fixed length serve the same requests beside it.
+    Requests arrive, a continuous batch serves them on hardware described by its data sheet, and draft tokens
+    are accepted at random. Non-speculative decoding and a fixed draft length serve the same requests for
+    comparison.
+
+    If a scenario sets `token_seconds`, the column "replicas needed" gives the fewest replicas that serve its
+    peak load with a 99th percentile of the ITL below `token_seconds`.
+
+    Example: forerun simulate chat --replicas 2 --plot chat.png
     """
     if grid == (scenario is not None):
         raise typer.BadParameter("give a scenario, or --grid")
     with told():
+        if plot is not None:
+            check_figure(plot)
         if scenario is None:
             _grid(plot, as_json)
         else:
@@ -73,7 +97,7 @@ def _print_grid(cells: list[dict[str, Any]]) -> None:
     for title in (
         "texts",
         "cells",
-        "over plain, worst",
+        "over the baseline, worst",
         "median",
         "over the best fixed length, worst",
         "median",
@@ -126,14 +150,14 @@ def _print(scenario: Scenario, answers: list[Answer]) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     if any(each.machines for each in answers):
-        table.add_column("machines", justify="right", style="bold", no_wrap=True)
-    for title in ("tokens/s", "a step", "guesses", "ms a token", "s to first", "busy"):
+        table.add_column(_REPLICAS_NEEDED.replace(" ", "\n"), justify="right", style="bold", no_wrap=True)
+    for title in ("tokens/s", "tokens\n/step", "draft\n/step", "ITL ms", "TTFT s", "busy"):
         table.add_column(title, justify="right", no_wrap=True)
     for each in answers:
         out = each.outcome
-        name = f"fixed at {scenario.fixed_draft}" if each.who == "fixed" else each.who
+        names = {"plain": "baseline", "fixed": f"fixed at {scenario.fixed_draft}"}
         table.add_row(
-            name,
+            names.get(each.who, each.who),
             *([str(each.machines)] if each.machines else []),
             f"{out.tokens_per_second:,.0f}",
             f"{out.tokens_per_pass:.2f}",
@@ -143,7 +167,15 @@ def _print(scenario: Scenario, answers: list[Answer]) -> None:
             f"{out.busy:.0%}",
         )
     console.print(table)
-    console.print("two figures: the median and the 99th percentile of requests", style="dim")
+    console.print(
+        "per step: tokens emitted and draft tokens; ITL and TTFT: p50 to p99 over requests", style="dim"
+    )
+    if scenario.token_seconds is not None and any(each.machines for each in answers):
+        console.print(
+            f"{_REPLICAS_NEEDED}: the fewest that serve the peak load with an ITL p99 of at most"
+            f" {1e3 * scenario.token_seconds:.0f} ms (the rate that one replica sustains, by bisection)",
+            style="dim",
+        )
 
 
 def _devices(scenario: Scenario) -> str:

@@ -1,14 +1,16 @@
-"""`forerun theory`: what speculation can gain, from acceptance and cost alone."""
+"""`forerun theory`: the speed-up of speculation, from acceptance rate and draft cost alone."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from forerun.cli.console import told
+from forerun.cli.console import check_figure, told
+
+OUTPUT: Final = "Output"
 
 ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
@@ -30,22 +32,51 @@ TABLE_4 = (
 """The settings of the paper's tables; of table 4 also the expected gain it prints."""
 
 
-def theory(
-    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="The chance that a guess stands.")] = None,
-    cost: Annotated[
-        float, typer.Option(min=0, help="The cost of one guess, as a share of a run of the target.")
-    ] = 0.05,
-    plot: Annotated[Path | None, typer.Option(help="Draw figures 2 to 4 of the paper to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")] = False,
-) -> None:
-    """What speculation can gain, by Leviathan et al. 2023.
+BEYOND: Final = 3
+"""Draft lengths beyond the best that the table of one acceptance rate shows."""
 
-    Tokens per run of the target, wall-time gain and operations, for every number of guesses up to the best.
+LONGEST: Final = 32
+
+
+def theory(
+    alpha: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Acceptance rate of draft tokens.",
+            show_default="several rates from 0.3 to 0.95",
+        ),
+    ] = None,
+    cost: Annotated[
+        float,
+        typer.Option(min=0, help="Cost of one draft token, as a share of a forward pass of the target."),
+    ] = 0.05,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw figures 2 to 4 of the paper to this file (.png, .svg or .pdf).",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=OUTPUT),
+    ] = False,
+) -> None:
+    """Compute the speed-up that speculation can reach, by Leviathan et al. 2023.
+
+    With --alpha: tokens per step, speed-up and operations for every draft length from 0 to three beyond the
+    best (32 at most); the best is marked. Without: the best draft length of several acceptance rates.
+
+    Example: forerun theory --alpha 0.8 --cost 0.05
     """
     if plot is not None:
         from forerun.bench.figures.theory import draw_theory
 
         with told():
+            check_figure(plot)
             draw_theory(plot)
         typer.echo(f"drawn to {plot}", err=True)
     if as_json:
@@ -82,10 +113,10 @@ def _report(alpha: float | None, cost: float) -> dict[str, Any]:
 
 
 def _lines(alpha: float, cost: float) -> dict[str, Any]:
-    """The gains at one alpha, up to a few guesses beyond the best."""
+    """The gains at one acceptance rate, up to a few draft tokens beyond the best."""
     from forerun.core import theory as t
 
-    best = t.best_gamma(alpha, cost, most=32)
+    best = t.best_gamma(alpha, cost, most=LONGEST)
     return {
         "cost": cost,
         "best_gamma": best,
@@ -96,24 +127,21 @@ def _lines(alpha: float, cost: float) -> dict[str, Any]:
                 "speedup": t.speedup(alpha, g, cost),
                 "operations": t.operations(alpha, g, cost),
             }
-            for g in range(max(1, min(best + 3, 32)) + 1)
+            for g in range(min(best + BEYOND, LONGEST) + 1)
         ],
     }
 
 
 def _print(alpha: float | None, cost: float) -> None:
-    """A table for people: all gammas of one alpha, or the best gamma of many."""
+    """A table: all draft lengths of one acceptance rate, or the best of several rates."""
     from rich.console import Console
     from rich.table import Table
 
     one = alpha is not None
-    title = f"alpha {alpha:g}, cost {cost:g}" if one else f"the best number of guesses at cost {cost:g}"
+    title = f"acceptance rate {alpha:g}, cost {cost:g}" if one else f"best draft length at cost {cost:g}"
     table = Table(title=title, title_justify="left")
-    for name in (("guesses",) if one else ("alpha", "guesses")) + (
-        "tokens per run",
-        "speed-up",
-        "operations",
-    ):
+    head = ("draft length",) if one else ("acceptance rate", "draft length")
+    for name in (*head, "tokens per step", "speed-up", "operations", *(("",) if one else ())):
         table.add_column(name, justify="right")
     for a in (alpha,) if alpha is not None else ALPHAS:
         lines = _lines(a, cost)
@@ -121,10 +149,7 @@ def _print(alpha: float | None, cost: float) -> None:
             best = line["gamma"] == lines["best_gamma"]
             if one or best:
                 cells = [f"{line['tokens']:.2f}", f"{line['speedup']:.2f}x", f"{line['operations']:.2f}x"]
-                head = [str(line["gamma"])] if one else [f"{a:g}", str(line["gamma"])]
-                table.add_row(*head, *cells, style="bold green" if one and best else None)
-    console = Console()
-    console.print(table)
-    if one:
-        best = _lines(alpha or 0.0, cost)["best_gamma"]
-        console.print(f"Best: {best} guesses a step." if best else "Best: do not guess.", style="bold")
+                start = [str(line["gamma"])] if one else [f"{a:g}", str(line["gamma"])]
+                mark = ["best" if best else ""] if one else []
+                table.add_row(*start, *cells, *mark, style="bold green" if one and best else None)
+    Console().print(table)

@@ -7,7 +7,9 @@ read with the package `tokenizers` (the extra `corpus`).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,71 @@ _PIECE = 1 << 16
 """Text goes to the tokenizer in pieces of about so many characters, cut at the ends of lines."""
 
 _AT_A_TIME = 32
+_VERSION_CONTROL = frozenset(["CVS", "_darcs"])
+"""Directories of version control whose names do not begin with a dot."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Files to build a corpus of, and those that were skipped because they are not UTF-8 text."""
+
+    files: list[Path] = field(default_factory=list)
+    skipped: list[Path] = field(default_factory=list)
+
+
+def find_text_files(paths: Iterable[Path]) -> TextFiles:
+    """The text files among `paths`, and below those that are directories in the order of their paths.
+
+    Below a directory, hidden files, directories of version control and empty files are left out. An empty
+    file that is named itself is an error, and so is an input without any text.
+    """
+    given = list(paths)
+    found = TextFiles()
+    for path in given:
+        for file in _files_below(path) if path.is_dir() else [path]:
+            data = _read_bytes(file)
+            if not _is_text(data):
+                found.skipped.append(file)
+            elif data.strip():
+                found.files.append(file)
+            elif file == path:
+                raise InvalidCorpus(f"{file} is empty: leave it out, or give a file with text")
+    if not found.files:
+        names = shortened(found.skipped or given)
+        reason = "not UTF-8 text" if found.skipped else "no text files"
+        raise InvalidCorpus(f"nothing to build a corpus of ({reason}): {names}; give UTF-8 text files")
+    return found
+
+
+def shortened(files: Sequence[Path], most: int = 10) -> str:
+    """The names of files in a message, or the first of them."""
+    more = f" and {len(files) - most} more" if len(files) > most else ""
+    return ", ".join(map(str, files[:most])) + more
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The files below a directory, sorted by path."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _VERSION_CONTROL]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in found if file.is_file())
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidCorpus(f"cannot read {file}: {error.strerror}") from error
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether this is UTF-8 without NUL bytes."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data
 
 
 def load_tokenizer(model: str) -> Tokenizer:
@@ -69,20 +136,25 @@ def read_documents(
 
 
 def _documents(file: Path) -> Iterator[str]:
-    """The texts of one file."""
-    try:
-        with file.open(encoding="utf-8", errors="replace", newline="") as opened:
-            text = opened.read()
-    except OSError as error:
-        raise InvalidCorpus(f"cannot read {file}: {error.strerror}") from error
+    """The texts of one file, none of them empty."""
+    data = _read_bytes(file)
+    if not _is_text(data):
+        raise InvalidCorpus(f"{file} is not UTF-8 text: convert it, or leave it out")
+    text = data.decode()
     if file.suffix != ".jsonl":
         yield text
         return
+    empty = True
     for number, line in numbered_lines(text):
         try:
-            yield str(json.loads(line)["text"])
+            document = str(json.loads(line)["text"])
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidCorpus(f"line {number} of {file} is not a JSON object with a `text`") from error
+        if document:
+            empty = False
+            yield document
+    if empty:
+        raise InvalidCorpus(f"{file} is empty: every `text` is empty; leave it out, or give a file with text")
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

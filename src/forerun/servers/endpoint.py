@@ -6,10 +6,13 @@ again after a pause, and counted. They are never a verdict: what cannot be asked
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
+import socket
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,11 +71,12 @@ class Endpoint:
         timeout: float = 120.0,
         pause: float = _PAUSE,
     ) -> None:
-        base = url.rstrip("/")
+        base = with_scheme(url).rstrip("/")
         self.url = base if base.endswith("/v1") else f"{base}/v1"
         self.faults: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._pause = pause
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"},
@@ -88,8 +92,13 @@ class Endpoint:
         self.dialect = dialect or spoken_by(str(served.get("owned_by", "")))
 
     def close(self) -> None:
-        """Let go of the connections; whoever still waits for an answer gets none."""
+        """Close the connections. Threads that wait for an answer fail at once instead of at the timeout."""
         self._closed.set()
+        with self._lock:
+            sockets = list(self._sockets)
+        for each in sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)  # closing alone does not wake a thread that reads
         self._client.close()
 
     def complete(
@@ -177,7 +186,7 @@ class Endpoint:
         for attempt in range(_TRIES):
             pause = self._pause * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)  # noqa: S311
             if self._closed.wait(pause if attempt else 0):
-                raise ServerFailed(f"{self.url} is not asked any more")
+                break
             try:
                 return read(self._try(method, path, body))
             except _Fault as error:
@@ -186,20 +195,26 @@ class Endpoint:
                 raise
             except (LookupError, TypeError, AttributeError, ValueError):
                 fault = "JSON that is no answer"
+            if self._closed.is_set():
+                break  # our own doing, not a fault of the server
             with self._lock:
                 self.faults[fault] += 1
+        if self._closed.is_set():
+            raise ServerFailed(f"the connection to {self.url} was closed before the answer came")
         raise ServerFailed(f"{self.url}{path} failed {_TRIES} times in a row, last by: {fault}")
 
     def _try(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         """One request; whatever may be better next time is a fault."""
         try:
-            response = self._client.request(method, self.url + path, json=body)
+            response = self._client.request(
+                method, self.url + path, json=body, extensions={"trace": self._remember_socket}
+            )
             if response.is_success:
                 return dict(response.json())
         except httpx.TimeoutException as error:
             raise _Fault("no answer in time") from error
-        except httpx.InvalidURL as error:
-            raise ServerFailed(f"{self.url} is no URL: {error}") from error
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ServerFailed(f"{self.url} is not an http:// or https:// URL: {error}") from error
         except httpx.RequestError as error:
             raise _Fault(f"connection: {type(error).__name__}") from error
         except ValueError as error:
@@ -207,6 +222,17 @@ class Endpoint:
         if response.status_code >= 500 or response.status_code in (408, 429):
             raise _Fault(f"status {response.status_code}")
         raise _refusal(f"{self.url}{path}", response)
+
+    def _remember_socket(self, event: str, info: dict[str, Any]) -> None:
+        """Called by httpx at every stage of a request."""
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            with self._lock:
+                self._sockets.add(info["return_value"].get_extra_info("socket"))
+
+
+def with_scheme(url: str) -> str:
+    """The URL of a server given as `host:port`: http is assumed."""
+    return url if "://" in url else f"http://{url}"
 
 
 def told_faults(*servers: Endpoint | None) -> Iterator[str]:

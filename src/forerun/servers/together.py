@@ -13,9 +13,16 @@ Reply = TypeVar("Reply")
 def ask_together(
     ask: Callable[[Request], Reply], requests: Iterable[Request], at_once: int
 ) -> Iterator[Reply]:
-    """Ask for everything, so many at a time; whoever stops listening is not asked for the rest."""
-    with ThreadPoolExecutor(at_once) as pool:
-        try:
-            yield from pool.map(ask, requests)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    """Ask for everything, `at_once` requests at a time. Requests not yet sent are dropped at an error.
+
+    An interrupt does not wait for the answers under way: the caller closes the connections.
+    """
+    pool = ThreadPoolExecutor(at_once)
+    wait = True
+    try:
+        yield from pool.map(ask, requests)
+    except KeyboardInterrupt:
+        wait = False
+        raise
+    finally:
+        pool.shutdown(wait=wait, cancel_futures=True)

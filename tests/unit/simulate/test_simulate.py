@@ -198,7 +198,7 @@ def test_the_command(tmp_path: Path) -> None:
     run = CliRunner().invoke(app, ["simulate", str(scenario), "--plot", str(plot)])
     assert run.exit_code == 0, run.output
     assert "fixed at 4" in run.stdout
-    assert "machines" in run.stdout
+    assert "replicas needed" in run.stdout
     assert plot.read_bytes()[1:4] == b"PNG"
     run = CliRunner().invoke(app, ["simulate", str(scenario), "--replicas", "1", "--json"])
     answers = {each["who"]: each for each in json.loads(run.stdout)["answers"]}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from forerun.audit.parity.answers import Pair
 from forerun.audit.parity.chance import Partings, parting_chance
 from forerun.audit.parity.referee import Referee
-from forerun.audit.report import Finding, Report, power_of_ten
+from forerun.audit.report import INTERRUPTED, Finding, Report, power_of_ten
 from forerun.errors import ForerunError
 from forerun.servers.endpoint import Token
 
@@ -18,12 +18,18 @@ COLUMNS = {
     "name": "request",
     "finding": "",
     "num_tokens": "tokens",
-    "at": "parted at",
-    "plain": "plain says",
-    "tested": "tested says",
-    "gap": "gap",
-    "bound": "tie up to",
+    "at": "differs at",
+    "plain": "baseline",
+    "tested": "candidate",
+    "gap": "logit gap",
+    "bound": "near-tie up to",
 }
+
+
+_SEEDED_NOTE = (
+    "with the same noise, two servers sample different tokens where rounding shifts their distributions;"
+    " identical tokens are to be expected only if both compute in float32"
+)
 
 
 class Allowance(Protocol):
@@ -34,7 +40,7 @@ class Allowance(Protocol):
 
 
 def judge_greedy(pairs: Iterable[Pair], referee: Referee | None, watch: Callable[[int], None]) -> Report:
-    """Every first difference is a near-tie, or a difference; undecided where there is no reference."""
+    """Classify every first difference: a near-tie or a difference; undecided without a reference."""
     rows: list[dict[str, Any]] = []
     unfinished = _each(pairs, lambda pair: rows.append(_greedy_row(pair, len(rows) + 1, referee)), watch)
     found = Counter(row["finding"] for row in rows)
@@ -55,17 +61,28 @@ def _greedy_verdict(found: Counter[str], num: int, unfinished: str) -> tuple[Fin
     if found["difference"]:
         return (
             Finding.DIFFERENT,
-            f"{found['difference']} of {num} answers part where rounding does not explain it",
+            f"{found['difference']} of {num} answers differ where rounding does not explain it",
         )
     if unfinished or not num:
-        return Finding.OPEN, unfinished or "nothing was asked"
+        return Finding.OPEN, _unfinished(unfinished, num)
     if found["undecided"]:
         return Finding.OPEN, (
-            f"{found['undecided']} of {num} answers part; whether over ties, --reference MODEL can tell"
+            f"{found['undecided']} of {num} answers differ; give --reference MODEL to separate near-ties from"
+            " faults"
         )
-    if found["near-tie"]:
-        return Finding.SAME, f"{found['near-tie']} of {num} answers part, each over a near-tie"
-    return Finding.SAME, f"all {num} answers are the same, token for token"
+    if near := found["near-tie"]:
+        return Finding.ROUNDING, (
+            f"{near} of {num} answers differ, each first at a near-tie; the other {num - near} are identical,"
+            " token for token"
+        )
+    return Finding.SAME, f"all {num} answers are identical, token for token"
+
+
+def _unfinished(reason: str, num: int) -> str:
+    """Why there is no verdict, and after an interrupt how much was compared."""
+    if reason == INTERRUPTED:
+        return f"{reason} after {num} answers; run it again, with --num-prompts for fewer"
+    return reason or "no request was sent"
 
 
 def _greedy_row(pair: Pair, number: int, referee: Referee | None) -> dict[str, Any]:
@@ -112,13 +129,17 @@ def judge_seeded(
     if highest >= -math.log10(error_rate):
         finding, reason = (
             Finding.DIFFERENT,
-            f"{parted} of {len(rows)} answers part: more than rounding explains",
+            f"{parted} of {len(rows)} answers differ: more than rounding explains",
         )
     elif unfinished or not rows:
-        finding, reason = Finding.OPEN, unfinished or "nothing was asked"
+        finding, reason = Finding.OPEN, _unfinished(unfinished, len(rows))
+    elif parted:
+        finding, reason = (
+            Finding.ROUNDING,
+            f"{parted} of {len(rows)} answers differ, no more than rounding explains",
+        )
     else:
-        told = "no answer parts" if not parted else f"{parted} of {len(rows)} answers part, as rounding may"
-        finding, reason = Finding.SAME, told
+        finding, reason = Finding.SAME, f"all {len(rows)} answers are identical, token for token"
     columns = {key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")}
     return Report(
         audit="seeded",
@@ -128,6 +149,7 @@ def judge_seeded(
         columns=columns | {"epsilon": "allowed"},
         e_value=power_of_ten(bets.evidence),
         num_samples=len(rows),
+        notes=(_SEEDED_NOTE,) if parted else (),
         details={"trace": trace, "error_rate": error_rate},
     )
 
@@ -139,7 +161,7 @@ def _each(pairs: Iterable[Pair], take: Callable[[Pair], None], watch: Callable[[
             take(pair)
             watch(number)
     except KeyboardInterrupt:
-        return "it was interrupted"
+        return INTERRUPTED
     except ForerunError as error:
         return str(error)
     return ""

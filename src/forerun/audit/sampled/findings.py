@@ -57,9 +57,10 @@ def _reason(audit: SampledAudit, finding: Finding, unfinished: str) -> str:
     if finding is Finding.OPEN:
         return unfinished or "the server refused every setting"
     if finding is Finding.SAME:
-        return "the samples are what an honest server says"
+        return "the samples follow the expected distribution, up to the rounding allowed for each setting"
     worst = max(audit.rows, key=lambda row: row.judge.log_wealth())
-    return f"an honest server would hardly say this; clearest at {worst.case.name}: {worst.suspicion}"
+    where = f"{worst.case.name}: {worst.suspicion}"
+    return f"the samples do not follow the expected distribution; clearest at {where}"
 
 
 def _power(audit: SampledAudit) -> list[dict[str, Any]]:
@@ -104,5 +105,5 @@ def _notes(audit: SampledAudit) -> list[str]:
     notes += audit.told_faults
     told_of = [row.num_accepted for row in audit.rows if row.num_accepted is not None]
     if told_of and not sum(told_of):
-        notes.append("no guess was accepted: if the server does not speculate, nothing was tested")
+        notes.append("no draft token was accepted: without speculation, nothing was tested")
     return notes

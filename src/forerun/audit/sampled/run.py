@@ -16,6 +16,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from forerun.audit.journal import Batch, Journal
+from forerun.audit.report import INTERRUPTED
 from forerun.audit.sampled.betting import joint_wealth
 from forerun.audit.sampled.sweep import Case
 from forerun.errors import ForerunError, RequestRefused
@@ -142,8 +143,8 @@ class SampledAudit:
             except KeyboardInterrupt:
                 for server in (self._candidate, self._baseline):
                     if server is not None:
-                        server.close()  # nobody waits for answers that nobody wants
-                return "it was interrupted"
+                        server.close()  # the threads of the pool do not wait for answers that are not used
+                return INTERRUPTED
             except ForerunError as error:
                 return str(error)
             finally:

@@ -1,4 +1,4 @@
-"""`forerun audit`: is speculation honest?"""
+"""`forerun audit`: does speculation leave the output unchanged?"""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import typer
 from forerun.cli.audit.exact import exact
 from forerun.cli.audit.parity import greedy, seeded
 from forerun.cli.audit.sampled import sampled
+from forerun.cli.audit.show import RENAMED
+from forerun.cli.console import renamed_options
 
 audit = typer.Typer(
-    help="Prove that speculation changes nothing. Exit code 0: no difference found. 1: a difference. 2: no"
-    " verdict.",
+    help="Test whether speculation changes a server's output. Exit code 0: no difference found. 1: a"
+    " difference. 2: no verdict, also after Ctrl-C.",
     no_args_is_help=True,
 )
-audit.command()(exact)
-audit.command()(greedy)
-audit.command()(seeded)
-audit.command()(sampled)
+for command in (exact, greedy, seeded, sampled):
+    audit.command(cls=renamed_options(RENAMED))(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from forerun.cli.audit.show import AsJson, Html, finish, judging
+from forerun.cli.audit.show import AsJson, Output, check_page, finish, judging
 from forerun.cli.console import counting
 
 if TYPE_CHECKING:
@@ -13,18 +13,24 @@ if TYPE_CHECKING:
     from forerun.audit.report import Report
 
 
-def exact(as_json: AsJson = False, html: Html = None) -> None:
-    """Prove every verifier by enumeration in exact arithmetic, and catch every sabotaged one."""
+def exact(as_json: AsJson = False, output: Output = None) -> None:
+    """Prove every verifier exact by enumeration in rational arithmetic, and catch every sabotaged one.
+
+    Exit code 0: all claims hold. 1: one does not. 2: no verdict, also after Ctrl-C.
+
+    Example: forerun audit exact --output exact.html
+    """
     from forerun.audit.exact.run import NUM_ROWS, run
 
     began = time.perf_counter()
     rows: list[Row] = []
     with judging():
+        check_page(output, with_figures=False)
         with counting("enumerating", NUM_ROWS) as watch:
             for row in run():
                 rows.append(row)
                 watch(len(rows), f"enumerating {row.name}")
-        finish(_report(rows, time.perf_counter() - began), as_json=as_json, html=html)
+        finish(_report(rows, time.perf_counter() - began), as_json=as_json, page=output)
 
 
 def _report(rows: list[Row], seconds: float) -> Report:
@@ -32,16 +38,16 @@ def _report(rows: list[Row], seconds: float) -> Report:
     from forerun.audit.exact.registry import Kind
     from forerun.audit.exact.run import as_json
     from forerun.audit.report import Finding, Report
+    from forerun.errors import MissingExtra
 
-    broken = [row.name for row in rows if not row.held]
+    broken = [row.name for row in rows if row.held is False]
+    not_run = [row.name for row in rows if row.held is None]
     outcomes = sum(row.num_outcomes for row in rows)
     distances = [float(row.distance or 0) for row in rows if row.kind is Kind.LOSSLESS]
     return Report(
         audit="exact",
         verdict=Finding.DIFFERENT if broken else Finding.SAME,
-        reason=f"NOT exact: {', '.join(broken)}"
-        if broken
-        else f"all {len(rows)} claims hold, over {outcomes:,} outcomes in {seconds:.0f} s",
+        reason=f"NOT exact: {', '.join(broken)}" if broken else _all_hold(rows, outcomes, seconds),
         rows=tuple(as_json(row) for row in rows),
         columns={
             "name": "",
@@ -53,5 +59,13 @@ def _report(rows: list[Row], seconds: float) -> Report:
         },
         tv_bound=max(distances, default=None),
         num_samples=outcomes,
-        details={"seconds": round(seconds, 2)},
+        notes=(f"not run: {'; '.join(not_run)} ({MissingExtra('torch', 'torch')})",) if not_run else (),
+        details={"seconds": round(seconds, 2), "not_run": not_run},
     )
+
+
+def _all_hold(rows: list[Row], outcomes: int, seconds: float) -> str:
+    """The reason of an audit without a counterexample; it counts the claims that were not run."""
+    not_run = sum(row.held is None for row in rows)
+    rest = f"; {not_run} claims not run, since torch is not installed" if not_run else ""
+    return f"all {len(rows) - not_run} claims hold, over {outcomes:,} outcomes in {seconds:.0f} s{rest}"

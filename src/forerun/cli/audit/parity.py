@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forerun.cli.audit.show import (
+    REQUESTS,
+    SERVERS,
+    TEST,
     ApiKey,
     AsJson,
+    Candidate,
     DialectName,
-    Html,
+    Epsilon,
+    ErrorRate,
     Model,
+    NumPrompts,
+    Output,
+    Prompts,
     Timeout,
-    Url,
+    check_page,
     finish,
     is_url,
     servers,
@@ -30,45 +37,74 @@ if TYPE_CHECKING:
     from forerun.servers.endpoint import Endpoint, Prompt
     from forerun.types import SamplingParams
 
-Baseline = Annotated[str, typer.Option(help="The same server without speculation; or a model's directory.")]
 ReferenceModel = Annotated[
-    str | None, typer.Option("--reference", help="A directory with the model, to rule on differences.")
+    str | None,
+    typer.Option(
+        "--reference",
+        metavar="MODEL",
+        help="The model's directory: float32 logits classify differences.",
+        rich_help_panel=TEST,
+    ),
 ]
-Prompts = Annotated[Path | None, typer.Option(help="A prompt a line, as text or JSON; our own if left out.")]
-Tokens = Annotated[int, typer.Option(min=1, help="Tokens of each answer.")]
-AtOnce = Annotated[int, typer.Option(min=1, max=64, help="Requests in flight.")]
-Most = Annotated[int | None, typer.Option("--most", min=1, help="Only the first so many prompts.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens per answer.", rich_help_panel=REQUESTS)]
+Concurrency = Annotated[
+    int, typer.Option(min=1, max=64, help="Requests in flight.", rich_help_panel=REQUESTS)
+]
 
 
 def greedy(
-    baseline: Baseline,
-    candidate: Url,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            metavar="URL|MODEL",
+            help="The same server without speculation (URL or host:port), or the model's directory.",
+            rich_help_panel=SERVERS,
+        ),
+    ],
+    candidate: Candidate,
     reference: ReferenceModel = None,
     prompts: Prompts = None,
-    most: Most = None,
-    tokens: Tokens = 64,
+    num_prompts: NumPrompts = None,
+    max_tokens: MaxTokens = 64,
     precision: Annotated[
         str | None,
-        typer.Option(help="What the servers compute in; the precision the model is kept in if left out."),
+        typer.Option(
+            help="The servers' dtype: bfloat16, float16 or float32.",
+            show_default="the dtype in the model's configuration",
+            rich_help_panel=TEST,
+        ),
     ] = None,
     baseline_precision: Annotated[
-        str | None, typer.Option(help="The baseline's precision, if it is another.")
+        str | None, typer.Option(help="The baseline's dtype, if it differs.", rich_help_panel=TEST)
     ] = None,
     bound: Annotated[
-        float | None, typer.Option(min=0, help="Gaps of logits up to this are ties; derived if left out.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="Logit gaps up to this are near-ties.",
+            show_default="measured for the dtype",
+            rich_help_panel=TEST,
+        ),
     ] = None,
-    at_once: AtOnce = 1,
+    concurrency: Concurrency = 1,
     model: Model = None,
     api_key: ApiKey = "none",
     dialect: DialectName = None,
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
-    html: Html = None,
+    output: Output = None,
 ) -> None:
-    """Compare answers at temperature 0 token by token, and rule on every first difference.
+    """Compare answers at temperature 0 token by token, and classify every first difference.
 
-    A difference that rounding explains is a near-tie: the gap of the two logits, in float32, is below what
-    the servers' precisions can move. Any other is a difference.
+    In float32, speculation leaves every token identical. In bfloat16 and float16, rounding depends on the
+    shape of a batch, and two tokens whose logits are nearly equal can swap: a near-tie. The audit calls a
+    difference a near-tie if the gap of the two logits, in float32, is within the rounding error of the
+    servers' dtype. Any other difference is a fault.
+
+    Exit code 0: identical, or near-ties only (the verdict names which). 1: a difference. 2: no verdict, also
+    after Ctrl-C.
+
+    Example: forerun audit greedy --baseline localhost:8001 --candidate localhost:8000 --reference ./model
     """
     from forerun.audit.parity.answers import ask_both, speaker_of
     from forerun.audit.parity.referee import Referee
@@ -78,22 +114,23 @@ def greedy(
     from forerun.types import SamplingParams
 
     with servers(model, api_key, dialect, timeout) as connect:
+        check_page(output)
+        asked = read_prompts(prompts, num_prompts)
         tested = connect(candidate)
         plain = connect(baseline) if is_url(baseline) else None
         name = reference or (baseline if plain is None else None)
         judge = None if name is None else _load(name)
-        referee = None
+        referee, precisions = None, None
         if judge is not None:
             usual = str(judge.own_dtype).removeprefix("torch.")
             mine = precision or usual
             other = baseline_precision or ("float32" if plain is None else mine)
+            precisions = {"baseline": other, "candidate": mine}
             referee = Referee(judge, [other, mine], bound)
-        requests = [
-            (each, SamplingParams(temperature=0.0)) for each in _prompts(read_prompts(prompts, most), judge)
-        ]
+        requests = [(each, SamplingParams(temperature=0.0)) for each in _prompts(asked, judge)]
         speaker = speaker_of(plain) if plain is not None else _speaking(judge)
         with counting("comparing", len(requests)) as done:
-            pairs = ask_both(requests, speaker, speaker_of(tested), tokens, at_once)
+            pairs = ask_both(requests, speaker, speaker_of(tested), max_tokens, concurrency)
             report = judge_greedy(pairs, referee, done)
         report = replace(
             report,
@@ -103,42 +140,57 @@ def greedy(
                 "candidate": candidate,
                 "model": tested.model,
                 "reference": name,
-                "tokens": tokens,
-                "at_once": at_once,
+                "precision": precisions,
+                "tokens": max_tokens,
+                "at_once": concurrency,
             },
         )
-        finish(report, as_json=as_json, html=html)
+        finish(report, as_json=as_json, page=output)
 
 
 def seeded(
-    baseline: Annotated[str, typer.Option(help="The same server without speculation.")],
-    candidate: Url,
+    baseline: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="The same server without speculation: a URL or host:port.",
+            rich_help_panel=SERVERS,
+        ),
+    ],
+    candidate: Candidate,
     reference: ReferenceModel = None,
     prompts: Prompts = None,
-    most: Most = None,
-    tokens: Tokens = 64,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each prompt.")] = 4,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Of both servers.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of both servers.")] = 0.95,
-    top_k: Annotated[int, typer.Option(min=0, help="Of both servers; 0 is all tokens.")] = 0,
-    error_rate: Annotated[
-        float, typer.Option(min=1e-9, max=0.5, help="How often an honest server may be found different.")
-    ] = 0.05,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(min=1e-6, max=0.5, help="Allow this distance for rounding; measured if left out."),
-    ] = None,
-    at_once: AtOnce = 1,
+    num_prompts: NumPrompts = None,
+    max_tokens: MaxTokens = 64,
+    num_seeds: Annotated[int, typer.Option(min=1, help="Seeds per prompt.", rich_help_panel=REQUESTS)] = 4,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help="Of both servers.", rich_help_panel=REQUESTS)
+    ] = 0.8,
+    top_p: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Of both servers.", rich_help_panel=REQUESTS)
+    ] = 0.95,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Of both servers; 0 is all tokens.", rich_help_panel=REQUESTS)
+    ] = 0,
+    error_rate: ErrorRate = 0.05,
+    epsilon: Epsilon = None,
+    concurrency: Concurrency = 1,
     model: Model = None,
     api_key: ApiKey = "none",
     dialect: DialectName = None,
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
-    html: Html = None,
+    output: Output = None,
 ) -> None:
-    """Compare sampled answers with the same seeds, for servers that promise the same tokens.
+    """Compare sampled answers with the same seeds, for servers that promise identical tokens.
 
-    Rounding moves laws a little, so a few answers may part; more than that is a difference.
+    Rounding shifts distributions slightly, in bfloat16 and float16 more than in float32, so a few answers may
+    differ. The audit reports a difference if answers differ more often than rounding explains.
+
+    Exit code 0: identical, or no more differences than rounding explains. 1: a difference. 2: no verdict,
+    also after Ctrl-C.
+
+    Example: forerun audit seeded --baseline localhost:8001 --candidate localhost:8000 --num-seeds 8
     """
     from forerun.audit.parity.answers import ask_both, speaker_of
     from forerun.audit.parity.chance import can_say
@@ -149,14 +201,16 @@ def seeded(
     from forerun.types import SamplingParams
 
     with servers(model, api_key, dialect, timeout) as connect:
+        check_page(output)
+        asked = read_prompts(prompts, num_prompts)
         tested = connect(candidate)
         plain = connect(baseline)
         judge = None if reference is None else _load(reference)
         sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
-        texts = _prompts(read_prompts(prompts, most), judge) * seeds
+        texts = _prompts(asked, judge) * num_seeds
         requests = [(prompt, replace(sampling, seed=seed)) for seed, prompt in enumerate(texts)]
         with counting("comparing", len(requests)) as done:
-            pairs = ask_both(requests, speaker_of(plain), speaker_of(tested), tokens, at_once)
+            pairs = ask_both(requests, speaker_of(plain), speaker_of(tested), max_tokens, concurrency)
             possible = None if judge is None else partial(can_say, judge, TokenReader(judge))
             report = judge_seeded(pairs, _allowance(plain, epsilon), possible, error_rate, done)
         report = replace(
@@ -167,13 +221,13 @@ def seeded(
                 "candidate": candidate,
                 "model": tested.model,
                 "reference": reference,
-                "tokens": tokens,
-                "seeds": seeds,
+                "tokens": max_tokens,
+                "seeds": num_seeds,
                 "settings": tested.dialect.settings(sampling),
-                "at_once": at_once,
+                "at_once": concurrency,
             },
         )
-        finish(report, as_json=as_json, html=html)
+        finish(report, as_json=as_json, page=output)
 
 
 def _allowance(plain: Endpoint, epsilon: float | None) -> Allowance:

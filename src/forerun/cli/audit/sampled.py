@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forerun.cli.audit.show import (
+    OUTPUT,
+    REQUESTS,
+    SERVERS,
+    TEST,
     ApiKey,
     AsJson,
+    Candidate,
     DialectName,
-    Html,
+    Epsilon,
+    ErrorRate,
     Model,
+    NumPrompts,
+    Output,
+    Prompts,
     Timeout,
-    Url,
+    check_page,
     finish,
     servers,
 )
+from forerun.cli.console import check_writable
 
 if TYPE_CHECKING:
     from forerun.audit.sampled.run import Plan, Row
@@ -26,60 +37,111 @@ if TYPE_CHECKING:
 
 
 def sampled(
-    candidate: Url,
+    candidate: Candidate,
     reference: Annotated[
         str | None,
-        typer.Option(help="A directory with the model the server runs: samples are held against its law."),
+        typer.Option(
+            metavar="MODEL",
+            help="The directory of the served model: samples are tested against its float32 distribution.",
+            rich_help_panel=SERVERS,
+        ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="The same server without speculation, to be held against.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The same server without speculation (URL or host:port), to test against.",
+            rich_help_panel=SERVERS,
+        ),
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--settings", help="Only these of the sweep; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--settings",
+            help="Test these sampling settings of the sweep only. Repeatable.",
+            rich_help_panel=REQUESTS,
+        ),
     ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A prompt a line, as text or JSON; our own if left out.")
-    ] = None,
+    prompts: Prompts = None,
+    num_prompts: NumPrompts = None,
     all_prompts: Annotated[
-        bool, typer.Option("--all-prompts", help="Every setting with every prompt, not in turn.")
+        bool,
+        typer.Option(
+            "--all-prompts",
+            help="Combine every setting with every prompt, instead of taking turns.",
+            rich_help_panel=REQUESTS,
+        ),
     ] = False,
     bound: Annotated[
-        float, typer.Option(help="The distance to be ruled out, where the reference's law allows.")
+        float,
+        typer.Option(
+            help="Total variation distance to rule out, where the distribution allows.", rich_help_panel=TEST
+        ),
     ] = 0.05,
-    samples: Annotated[
-        int, typer.Option(min=16, help="Samples of a setting that is tested but not bounded.")
+    num_samples: Annotated[
+        int,
+        typer.Option(
+            min=16, help="Samples of a setting that is tested but not bounded.", rich_help_panel=TEST
+        ),
     ] = 512,
-    most_samples: Annotated[
-        int, typer.Option(min=16, help="More than this are not asked for a bound.")
+    max_samples: Annotated[
+        int,
+        typer.Option(
+            min=16, help="Settings that need more samples for a bound are not bounded.", rich_help_panel=TEST
+        ),
     ] = 20_000,
-    tokens: Annotated[int, typer.Option(min=2, max=16, help="Tokens of each sample that are judged.")] = 3,
-    error_rate: Annotated[
-        float, typer.Option(min=1e-9, max=0.5, help="How often an honest server may be found different.")
-    ] = 0.05,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(min=1e-6, max=0.5, help="Allow this distance for rounding; measured if left out."),
+    max_tokens: Annotated[
+        int, typer.Option(min=2, max=16, help="Tokens tested per sample.", rich_help_panel=REQUESTS)
+    ] = 3,
+    error_rate: ErrorRate = 0.05,
+    epsilon: Epsilon = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=64, help="Requests in flight.", rich_help_panel=REQUESTS)
+    ] = 8,
+    choices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Samples per request (`n`).",
+            show_default="by the server's dialect",
+            rich_help_panel=REQUESTS,
+        ),
     ] = None,
-    at_once: Annotated[int, typer.Option(min=1, max=64, help="Requests in flight.")] = 8,
-    choices: Annotated[int | None, typer.Option(min=1, help="Answers asked for in one request.")] = None,
     keep: Annotated[
-        Path | None, typer.Option(help="Keep the samples in this file; under the user's cache if left out.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Save the samples to this file.",
+            show_default="a file under the user's cache",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the samples of this file.")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Continue an interrupted audit with its samples.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
     model: Model = None,
     api_key: ApiKey = "none",
     dialect: DialectName = None,
     timeout: Timeout = 120.0,
     as_json: AsJson = False,
-    html: Html = None,
+    output: Output = None,
 ) -> None:
-    """Test whether a server's samples follow the model's law, over a sweep of sampling settings.
+    """Test whether a server's samples follow the model's distribution, over a sweep of sampling settings.
 
-    With --reference they are held against probabilities worked out in float32, with --baseline against a
-    plain server. Stops early when the evidence is in; may be interrupted and resumed.
+    With --reference the samples are tested against probabilities computed in float32, with --baseline against
+    a server without speculation. The audit stops as soon as the evidence suffices. After Ctrl-C it keeps its
+    samples and prints how to continue with --resume.
+
+    Exit code 0: no difference found. 1: a difference. 2: no verdict, also after Ctrl-C.
+
+    Example: forerun audit sampled --candidate localhost:8000 --reference ./model --output report.html
     """
     from forerun.audit.journal import Journal, default_file
     from forerun.audit.prompts import read_prompts
+    from forerun.audit.report import INTERRUPTED
     from forerun.audit.sampled.findings import report
     from forerun.audit.sampled.run import Plan, SampledAudit
     from forerun.audit.sampled.sweep import choose_settings, combine
@@ -88,18 +150,22 @@ def sampled(
     with servers(model, api_key, dialect, timeout) as connect:
         if (reference is None) == (baseline is None):
             raise ConfigurationError(
-                "say what to hold the server against: --reference MODEL or --baseline URL, one of the two"
+                "nothing to test the server against: give --reference MODEL or --baseline URL, one of the two"
             )
+        check_page(output)
+        if resume is None and keep is not None:
+            _check_new(keep)
         plan = Plan(
             target=bound,
-            num_samples=samples,
-            most_samples=most_samples,
-            num_tokens=tokens,
+            num_samples=num_samples,
+            most_samples=max_samples,
+            num_tokens=max_tokens,
             error_rate=error_rate,
-            at_once=at_once,
+            at_once=concurrency,
             choices=choices,
         )
-        cases = combine(choose_settings(settings or []), read_prompts(prompts), all_prompts=all_prompts)
+        asked = read_prompts(prompts, num_prompts)
+        cases = combine(choose_settings(settings or []), asked, all_prompts=all_prompts)
         tested = connect(candidate)
         plain = None if baseline is None else connect(baseline)
         question = _question(candidate, reference or baseline, tested, plan, cases, epsilon)
@@ -108,12 +174,25 @@ def sampled(
         before = tested.num_accepted()
         audit = SampledAudit(rows, tested, plain, plan, journal)
         unfinished = _run(audit)
-        notes = [_told_accepted(before, tested.num_accepted(), sum(row.num_said for row in rows))]
+        notes = []
+        if unfinished != INTERRUPTED:  # then the connections are closed
+            notes.append(_told_accepted(before, tested.num_accepted(), sum(row.num_said for row in rows)))
         if unfinished:
-            notes.append(f"go on with: --resume {journal.file}")
-        found = report(audit, unfinished, question, [note for note in notes if note])
+            kept = sum(row.num_samples for row in rows)
+            notes.append(f"{kept:,} samples are kept: repeat the command with --resume {journal.file}")
+        found = report(audit, unfinished, question, notes)
         journal.close()
-        finish(found, as_json=as_json, html=html)
+        finish(found, as_json=as_json, page=output)
+
+
+def _check_new(keep: Path) -> None:
+    """Raise if the samples cannot be written there; missing directories are created."""
+    from forerun.audit.journal import check_new
+
+    check_new(keep)
+    with contextlib.suppress(OSError):
+        keep.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(keep)
 
 
 def _prepare(
@@ -191,11 +270,9 @@ def _question(
 
 
 def _told_accepted(before: float | None, after: float | None, num_said: int) -> str:
-    """How much of what was said had been guessed, where the server's metrics tell."""
+    """How many draft tokens the server accepted during the audit, if it has such a metric."""
     if before is None or after is None:
-        return "the server does not tell how many guesses it accepted"
+        return "the server has no metric of accepted draft tokens"
     if after == before:
-        return "no guess was accepted, by the server's metrics: if it does not speculate, nothing was tested"
-    return (
-        f"{after - before:,.0f} accepted guesses, by the server's metrics ({num_said:,} tokens were judged)"
-    )
+        return "the server's metrics show no accepted draft token: without speculation, nothing was tested"
+    return f"{after - before:,.0f} accepted draft tokens by the server's metrics ({num_said:,} tokens tested)"

@@ -1,15 +1,18 @@
-"""How a report is shown: a table, JSON or a page; and the exit code that says what was found."""
+"""Options that audits share, and how a report is shown: a table, JSON or a page, and the exit code."""
 
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
+
+from forerun.cli.console import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,28 +20,109 @@ if TYPE_CHECKING:
     from forerun.audit.report import Finding, Report
     from forerun.servers.endpoint import Endpoint
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write a page with plots, in one file.")]
-Url = Annotated[str, typer.Option(help="The server under test, with or without /v1.")]
-Model = Annotated[
-    str | None, typer.Option("--model", help="The model to ask for; the first the server lists.")
+_HOST_AND_PORT: Final = re.compile(r"(localhost|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+)(/.*)?")
+
+SERVERS: Final = "Servers"
+REQUESTS: Final = "Requests"
+TEST: Final = "Test"
+OUTPUT: Final = "Output"
+
+RENAMED: Final = {
+    "--html": "--output",
+    "--most": "--num-prompts",
+    "--at-once": "--concurrency",
+    "--tokens": "--max-tokens",
+    "--seeds": "--num-seeds",
+    "--samples": "--num-samples",
+    "--most-samples": "--max-samples",
+}
+"""Old names of options of audits, with their new names."""
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=OUTPUT)
 ]
-ApiKey = Annotated[str, typer.Option("--api-key", envvar="OPENAI_API_KEY", help="The key of the servers.")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the report with its figures to this file, one HTML page.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Candidate = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="The server under test: a URL, with or without /v1, or host:port.",
+        rich_help_panel=SERVERS,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The name of the model in requests.",
+        show_default="the first that the server lists",
+        rich_help_panel=SERVERS,
+    ),
+]
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        "--api-key", envvar="OPENAI_API_KEY", help="The API key of the servers.", rich_help_panel=SERVERS
+    ),
+]
 DialectName = Annotated[
     str | None,
     typer.Option(
         "--dialect",
-        help="vllm, sglang, llama-server, llama-cpp-python or tensorrt-llm; found out if left out.",
+        help="vllm, sglang, llama-server, llama-cpp-python or tensorrt-llm.",
+        show_default="detected",
+        rich_help_panel=SERVERS,
     ),
 ]
-Timeout = Annotated[float, typer.Option(help="Seconds after which an answer is taken for lost.")]
+Timeout = Annotated[
+    float, typer.Option(help="Seconds after which a request is sent again.", rich_help_panel=SERVERS)
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="One prompt a line, as text or as JSON with `prompt` or `turns`.",
+        show_default="four built-in prompts",
+        rich_help_panel=REQUESTS,
+    ),
+]
+NumPrompts = Annotated[
+    int | None,
+    typer.Option(min=1, help="Use the first N prompts only.", show_default="all", rich_help_panel=REQUESTS),
+]
+
+ErrorRate = Annotated[
+    float,
+    typer.Option(
+        min=1e-9, max=0.5, help="The chance that a faultless server is reported.", rich_help_panel=TEST
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        min=1e-6,
+        max=0.5,
+        help="Total variation distance allowed for rounding.",
+        show_default="measured",
+        rich_help_panel=TEST,
+    ),
+]
 
 
 @contextmanager
 def servers(
     model: str | None, api_key: str, dialect: str | None, timeout: float
 ) -> Iterator[Callable[[str], Endpoint]]:
-    """Servers by their URLs, let go of at the end."""
+    """A function that connects to a server; connections are closed at the end."""
     from forerun.errors import ConfigurationError, did_you_mean
     from forerun.servers.dialects import DIALECTS
     from forerun.servers.endpoint import Endpoint
@@ -60,13 +144,17 @@ def servers(
 
 @contextmanager
 def judging() -> Iterator[None]:
-    """What keeps an audit from its end is told in a line; exit code 2, since nothing was found."""
+    """An audit that cannot be finished ends with one line and exit code 2: there is no verdict."""
+    from forerun.audit.report import INTERRUPTED
     from forerun.errors import ForerunError
 
     try:
         yield
-    except (typer.Exit, KeyboardInterrupt):
+    except typer.Exit:
         raise
+    except KeyboardInterrupt as error:
+        typer.echo(f"no verdict: {INTERRUPTED}", err=True)
+        raise typer.Exit(2) from error
     except (ForerunError, OSError) as error:
         typer.echo(f"no verdict: {error}", err=True)
         raise typer.Exit(2) from error
@@ -75,21 +163,33 @@ def judging() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
+def check_page(page: Path | None, *, with_figures: bool = True) -> None:
+    """Raise, before any work, if the page cannot be written or its figures cannot be drawn."""
+    if page is not None:
+        check_writable(page)
+        if with_figures:
+            from forerun.plots import pyplot
+
+            pyplot()
+
+
 def is_url(text: str) -> bool:
     """Whether this is a server and not the directory of a model."""
-    return text.startswith(("http://", "https://"))
+    if Path(text).is_dir():
+        return False
+    return text.startswith(("http://", "https://")) or _HOST_AND_PORT.fullmatch(text) is not None
 
 
-def finish(report: Report, *, as_json: bool, html: Path | None = None) -> NoReturn:
+def finish(report: Report, *, as_json: bool, page: Path | None = None) -> NoReturn:
     """Show a report and end with its exit code."""
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         show(report)
-    if html is not None:
+    if page is not None:
         from forerun.audit.page import write_page
 
-        write_page(report, html)
+        write_page(report, page)
     raise typer.Exit(report.verdict.exit_code)
 
 
