@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune readme simulate build clean
+.PHONY: setup models check format test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -27,7 +27,9 @@ test:
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit tests/integration --numprocesses auto --dist worksteal
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile
 
+# Fails where a reference page is stale, then builds the site into site/.
 docs:
+	@$(RUN)/python scripts/reference.py --check
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir site
 
 # Freed memory is kept, as servers' allocators do: otherwise page faults of 28 MB blocks, which come and go
@@ -59,6 +61,11 @@ bench-tune:
 # The documents' tables of speeds from the records; ARGS=--check fails where one is stale.
 readme:
 	@$(RUN)/python scripts/readme.py $(ARGS)
+
+# The reference pages from the command line, the configuration and the metrics; ARGS=--check fails where one
+# is stale.
+reference:
+	@$(RUN)/python scripts/reference.py $(ARGS)
 
 # Scenarios, a fleet of a thousand among them, and the grid: about a quarter of an hour.
 simulate:
