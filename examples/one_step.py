@@ -7,7 +7,7 @@ the guesses, which gives a row of logits for each.
 import torch
 
 from forerun import Draft, Proposal, SamplingParams
-from forerun.core.verify import Round, verify
+from forerun.core.verify import VerifyRequest, verify
 
 VOCAB, GUESSES = 32, 3
 torch.manual_seed(1)
@@ -21,7 +21,7 @@ draft = Draft.chain(tokens, q=[Proposal(row) for row in q])
 logits = torch.cat([q.log() + 0.5 * torch.randn(GUESSES, VOCAB), torch.randn(1, VOCAB)])
 
 # key: the request's seed, or a private number. length: how many tokens it has so far.
-(verdict,) = verify([Round(draft, SamplingParams(temperature=0.8), key=7, length=100)], logits)
+(verdict,) = verify([VerifyRequest(draft, SamplingParams(temperature=0.8), key=7, length=100)], logits)
 
 print(f"guessed   {tokens}")
 print(f"committed {verdict.tokens(draft)}: {len(verdict.accepted)} guesses kept, then one more token")

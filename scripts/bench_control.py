@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from forerun.bench.provenance import provenance
+from forerun.control.candidates import Candidates, select_drafts
 from forerun.control.controller import Controller
-from forerun.control.cost import StepCost
-from forerun.control.guesses import Guesses, cut
+from forerun.control.step_cost import StepCost
 from forerun.models.loading import load_model
 from forerun.models.runner import Runner
 from forerun.types import Draft
@@ -41,16 +41,16 @@ def drafts(random: np.random.Generator) -> list[Draft]:
 def decide(controller: Controller, names: list[str], found: list[Draft]) -> tuple[float, int]:
     """Seconds of all that is decided in one step, from opening it to closing it, and the guesses made."""
     began = time.perf_counter()
-    step = controller.open(names, len(names))
-    guesses = Guesses.of(found, partial(controller.kind, step))
+    step = controller.begin_step(names, len(names))
+    guesses = Candidates.of(found, partial(controller.kind, step))
     kept = controller.choose(step, guesses)
-    left = cut(found, kept)
+    left = select_drafts(found, kept)
     spent = time.perf_counter() - began
     num = sum(map(len, left))
     stood = np.concatenate([np.arange(len(draft)) < 2 for draft in left])
     seconds = controller.cost.at(len(names) + num)
     began = time.perf_counter()
-    controller.close(step, stood, seconds)
+    controller.record_step(step, stood, seconds)
     return spent + time.perf_counter() - began, num
 
 
@@ -64,7 +64,7 @@ def main(
     """Measure passes of the model with up to a few hundred rows, then decide for 256 requests."""
     torch.set_num_threads(threads)
     target = Runner(load_model(model, getattr(torch, dtype)), num_slots=4, max_length=1024)
-    controller = Controller(StepCost.measured(target.time, 1024))
+    controller = Controller(StepCost.profile(target.time_forward, 1024))
     names = [str(number) for number in range(REQUESTS)]
     for name in names:
         controller.admit(name, greedy=True)

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.bench.provenance import provenance
-from forerun.core.race import race_rows
-from forerun.core.settings import Settings
-from forerun.core.verify import Round, verify
-from forerun.core.warp import probabilities
+from forerun.core.batch_sampling import BatchSampling
+from forerun.core.exponential_race import exponential_race_rows
+from forerun.core.logits_warper import probabilities
+from forerun.core.verify import VerifyRequest, verify
 from forerun.types import Draft, Proposal, SamplingParams
 from records import AsJson, Record, cell, finish, quartiles
 
@@ -67,9 +67,9 @@ def followed_drafts(tokens: np.ndarray) -> list[Draft]:
     return [Draft.chain(row[:GUESSES]) for row in tokens.reshape(REQUESTS, GUESSES + 1)]
 
 
-def rounds_of(drafts: list[Draft], sampling: SamplingParams) -> list[Round]:
+def rounds_of(drafts: list[Draft], sampling: SamplingParams) -> list[VerifyRequest]:
     """One round per draft, with keys of their own."""
-    return [Round(draft, sampling, key=r, length=100) for r, draft in enumerate(drafts)]
+    return [VerifyRequest(draft, sampling, key=r, length=100) for r, draft in enumerate(drafts)]
 
 
 def contestants(logits: torch.Tensor) -> dict[str, Callable[[], object]]:
@@ -79,7 +79,7 @@ def contestants(logits: torch.Tensor) -> dict[str, Callable[[], object]]:
     far, _ = drafts_from(p, sharpness=1.0)
     keys = np.repeat(np.arange(REQUESTS), GUESSES + 1)
     positions = 100 + np.tile(np.arange(GUESSES + 1), REQUESTS)
-    taken = race_rows(p, keys, positions)
+    taken = exponential_race_rows(p, keys, positions)
     likely = logits.numpy().argmax(-1)
     plain, seeded, greedy = SamplingParams(), SamplingParams(seed=1), SamplingParams(temperature=0)
     near, far_off = rounds_of(close, plain), rounds_of(far, plain)
@@ -111,11 +111,11 @@ def against_vllm(logits: torch.Tensor) -> list[float]:
     current_platform.import_kernels()
     sampler = TopKTopPSampler()
     top_p = torch.full((ROWS,), 0.9)
-    settings = Settings.of([SamplingParams(top_p=0.9)] * ROWS)
+    settings = BatchSampling.of([SamplingParams(top_p=0.9)] * ROWS)
     keys, positions = np.zeros(ROWS, dtype=np.int64), np.arange(ROWS)
     ratios = interleaved(
         lambda: sampler(logits.clone(), {}, None, top_p),
-        {"ours": lambda: race_rows(probabilities(logits, settings), keys, positions)},
+        {"ours": lambda: exponential_race_rows(probabilities(logits, settings), keys, positions)},
         rounds=5,
     )
     return ratios["ours"]

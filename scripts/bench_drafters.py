@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.bench.provenance import provenance
+from forerun.drafters.context_index import ContextIndex
 from forerun.drafters.corpus import Corpus
 from forerun.drafters.corpus_builder import build
-from forerun.drafters.index import Index
+from forerun.drafters.matches import AHEAD, LONGEST
 from forerun.drafters.ngram import NgramDrafter
-from forerun.drafters.sightings import AHEAD, LONGEST
 from forerun.drafters.suffix import DEEPEST, MOST_FROM_CORPUS, SuffixDrafter
 from forerun.types import Drafter, RequestView
 from records import AsJson, Record, cell, finish, quartiles
@@ -93,7 +93,7 @@ def by_prompt() -> list[float]:
     times = []
     for _ in range(15):
         began = time.perf_counter()
-        Index(room=len(text) * 5 // 4 + 256).extend(text)
+        ContextIndex(room=len(text) * 5 // 4 + 256).extend(text)
         times.append(1e3 * (time.perf_counter() - began))
     return times[2:]
 

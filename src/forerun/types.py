@@ -198,7 +198,7 @@ class Draft:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return max(depths, default=0)
 
-    def first(self, num: int) -> Draft:
+    def truncate(self, num: int) -> Draft:
         """The draft of the first so many nodes, which is one since parents come first.
 
         Raises for nodes that were drawn: to drop one of them after the draw, for whatever it is, changes what
@@ -218,11 +218,11 @@ class Draft:
             evidence=None if self.evidence is None else self.evidence[:num],
         )
 
-    def some(self, kept: BoolArray) -> Draft:
+    def select(self, kept: BoolArray) -> Draft:
         """The draft of the nodes that are kept, which all they follow must be. Raises as `first` does."""
         num = int(np.count_nonzero(kept))
         if kept[:num].all():
-            return self.first(num)
+            return self.truncate(num)
         self._demand_kept(self.sampled[~kept])
         places = np.cumsum(kept) - 1
         parents = self.parents[kept]

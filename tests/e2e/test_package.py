@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.audit.exact.kernels import CLAIMS
+from forerun.audit.exact.kernel_checks import CLAIMS
 
 ROOT = Path(__file__).parents[2]
 

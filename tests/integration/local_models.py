@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from forerun.config import SpeculationConfig
-from forerun.drafters.model import ModelDrafter
+from forerun.drafters.draft_model import ModelDrafter
 from forerun.drafters.ngram import NgramDrafter
-from forerun.drafters.registry import warm
+from forerun.drafters.registry import warm_up
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Request, Result
@@ -50,7 +50,7 @@ def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 
         ),
         "drawn tree": DrawnTree,
     }
-    return {name: warm(makers[name]()) for name in names}
+    return {name: warm_up(makers[name]()) for name in names}
 
 
 def answers(engine: Engine, requests: Sequence[Request]) -> list[Result]:

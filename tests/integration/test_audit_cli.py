@@ -274,7 +274,10 @@ def test_an_interrupted_audit_ends_at_once_and_blames_no_server(
         while time.monotonic() < deadline and hung.num_asked <= after:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=HANG / 2)
+        try:
+            output, _ = process.communicate(timeout=HANG / 2)
+        finally:
+            process.kill()
     assert process.returncode == 2
     assert f"no verdict: {INTERRUPTED}" in output
     assert "fault" not in output

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from forerun.audit.exact import mutants, registry
-from forerun.audit.exact.kernels import CLAIMS
+from forerun.audit.exact import claims, mutants
+from forerun.audit.exact.claims import HONEST, ClaimKind, cases_of, prove
+from forerun.audit.exact.kernel_checks import CLAIMS
 from forerun.audit.exact.mutants import MUTANTS, catch
-from forerun.audit.exact.registry import HONEST, Kind, cases_of, prove
 from forerun.audit.exact.run import NUM_ROWS
 from forerun.cli.main import app
-from forerun.core import block as block_module
-from forerun.core import reject as reject_module
+from forerun.core import block_verification as block_module
+from forerun.core import rejection_sampling as reject_module
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_audit_fails_when_production_code_is_wrong(
 def test_the_command_fails_when_a_claim_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.audit.exact import run as run_module
 
-    broken = registry.Row("broken", Kind.LOSSLESS, held=False, num_cases=1, num_outcomes=1)
+    broken = claims.Claim("broken", ClaimKind.LOSSLESS, held=False, num_cases=1, num_outcomes=1)
     monkeypatch.setattr(run_module, "run", lambda: iter([broken]))
     result = CliRunner().invoke(app, ["audit", "exact"])
     assert result.exit_code == 1
@@ -108,11 +108,11 @@ def test_the_bound_on_lenience_is_held_for_every_token() -> None:
 
     def later(forest: Any, p: Any, u: Any, v: Any) -> Any:
         factors = [Fraction(1, 1000) if depth > 1 else Fraction(1) for depth in forest.depth]
-        return reject_module.reject(forest, p, u * np.array(factors, dtype=object), v)
+        return reject_module.rejection_sample(forest, p, u * np.array(factors, dtype=object), v)
 
     bound = Fraction(9, 10)
-    assert registry.prove_bound("honest", registry.lenient_by(bound), bound).held
-    assert not registry.prove_bound("later", later, bound).held
+    assert claims.prove_bound("honest", claims.lenient_by(bound), bound).held
+    assert not claims.prove_bound("later", later, bound).held
 
 
 def test_mutants_differ_in_name() -> None:

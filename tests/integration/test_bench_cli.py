@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from zoo.talkers import Talker, talking
+from zoo.streaming_servers import Talker, talking
 
 QUESTIONS = 6
 

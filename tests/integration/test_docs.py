@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, prove_race
+from forerun.audit.exact.claims import ClaimKind
 from forerun.audit.exact.mutants import MUTANTS
-from forerun.audit.exact.registry import Kind
-from forerun.audit.words import number
+from forerun.audit.exact.token_claims import prove_follow, prove_lenient_greedy, prove_race
+from forerun.audit.report_format import number
 from forerun.bench.load import NEAR, lines_of, runs_of
 from forerun.bench.load import markdown as load_table
 from forerun.simulate.table import markdown as simulations
@@ -73,7 +73,7 @@ def test_examples_run(example: Path) -> None:
 
 def test_the_readme_counts_the_mutants_rightly() -> None:
     others = [*prove_follow(), *prove_race(), *prove_lenient_greedy()]
-    num_mutants = len(MUTANTS) + 1 + sum(row.kind is Kind.MUTANT for row in others)
+    num_mutants = len(MUTANTS) + 1 + sum(row.kind is ClaimKind.MUTANT for row in others)
     assert num_mutants == 27
     assert "Twenty-seven sabotaged" in (ROOT / "README.md").read_text()
 

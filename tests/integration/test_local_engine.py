@@ -14,9 +14,9 @@ import pytest
 import torch
 from local_models import VOCAB, answers, make_drafters, make_engine
 
+from forerun.control.candidates import Candidates
 from forerun.control.controller import Controller, Step
-from forerun.control.guesses import Guesses
-from forerun.drafters.tree import SURVIVAL
+from forerun.drafters.match_tree import SURVIVAL
 from forerun.engines.local.engine import CHUNK, Engine
 from forerun.engines.local.request import Request, Result
 from forerun.errors import ForerunError, InvalidDistribution, InvalidRequest, InvalidSampling
@@ -220,7 +220,7 @@ def test_broken_logits_fail_the_request_they_belong_to(
 ) -> None:
     """Token 13 is poison: whoever reads it gets no numbers."""
     engine = make_engine(tiny_llama, make_drafters(tiny_llama, "suffix"), slots=2)
-    real = engine.target.read
+    real = engine.target.forward
 
     def read(texts: Sequence[Any]) -> torch.Tensor:
         logits = real(texts).clone()
@@ -233,7 +233,7 @@ def test_broken_logits_fail_the_request_they_belong_to(
             first += rows.num_logits
         return logits
 
-    monkeypatch.setattr(engine.target, "read", read)
+    monkeypatch.setattr(engine.target, "forward", read)
     allowed = SamplingParams(temperature=0.0, logit_bias={13: -100.0})
     bad, good = answers(
         engine,
@@ -320,7 +320,7 @@ def test_joined_guesses_are_judged_one_by_one(tiny_llama: Any, monkeypatch: pyte
         seen.update((bool(each.draft.sampled.any()), each.jointly) for each in rounds)
         return real(rounds, *rest)
 
-    monkeypatch.setattr(room, "judge", judge)
+    monkeypatch.setattr(room, "verify_requests", judge)
     sampled = SamplingParams(temperature=0.5)
     for names, expected in ((("model",), (True, True)), (("model", "suffix"), (True, False))):
         seen.clear()
@@ -373,10 +373,10 @@ def test_a_step_that_breaks_off_can_be_tried_again(tiny_llama: Any, monkeypatch:
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(room, "judge", fail)
+    monkeypatch.setattr(room, "verify_requests", fail)
     with pytest.raises(MemoryError):
         engine.step()
-    monkeypatch.setattr(room, "judge", real)
+    monkeypatch.setattr(room, "verify_requests", real)
     results = {update.id: update.result for update in engine.stream() if update.result is not None}
     alone = answers(make_engine(tiny_llama, {}, slots=1), requests)
     assert [results[request.id].token_ids for request in requests] == [each.token_ids for each in alone]
@@ -388,8 +388,8 @@ def test_updates_carry_the_survival_that_the_controller_decided_with(
     used: list[list[float]] = []
     choose = Controller.choose
 
-    def recording(self: Controller, step: Step, guesses: Guesses) -> BoolArray:
-        survivals = self.estimate(step, guesses)
+    def recording(self: Controller, step: Step, guesses: Candidates) -> BoolArray:
+        survivals = self.estimate_survival(step, guesses)
         kept = choose(self, step, guesses)
         used.append(survivals[kept].tolist())
         return kept

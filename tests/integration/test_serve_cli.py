@@ -45,7 +45,7 @@ def test_the_printed_command_runs_where_vllm_has_no_executable() -> None:
     assert command[start + 1 : start + 5] == ["-m", "forerun.engines.vllm", "serve", "some/model"]
     assert flags_of(command)[:3] == ["--port", "8000", "--enforce-eager"]
     assert value_of(command, "--additional-config") == {"forerun": {}}
-    assert value_of(command, "--speculative-config")["model"] == "forerun.engines.vllm.Nobody"
+    assert value_of(command, "--speculative-config")["model"] == "forerun.engines.vllm.NullProposer"
 
 
 def test_flags_and_a_file_of_settings_go_together(tmp_path: Path) -> None:

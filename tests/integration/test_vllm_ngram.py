@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.bench.yardsticks import VllmNgram
+from forerun.bench.baseline_drafters import VllmNgram
 from forerun.types import RequestView
 
 ngram_proposer = pytest.importorskip("vllm.v1.spec_decode.ngram_proposer", reason="needs the extra `vllm`")

@@ -27,7 +27,7 @@ def test_stopping_is_bounded_for_servers_with_our_scheduler(
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler), additional_config={}, instance_id="i"
     )
     processor: Any = SimpleNamespace()
-    plugin._knowing(lambda *_: None)(processor, config)
+    plugin._patch_init(lambda *_: None)(processor, config)
     assert uvicorn.Config("app:app").timeout_graceful_shutdown == seconds
 
 

@@ -12,8 +12,8 @@ import torch
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup")
 
-from forerun.control.cost import sizes
-from forerun.engines.vllm import profile
+from forerun.control.step_cost import sizes
+from forerun.engines.vllm import step_profiler
 
 
 class Runner:
@@ -39,8 +39,8 @@ class Runner:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(profile, "_name", lambda _: "curve")
-    monkeypatch.setattr("forerun.engines.vllm.tally.logger.propagate", True)
+    monkeypatch.setattr(step_profiler, "_name", lambda _: "curve")
+    monkeypatch.setattr("forerun.engines.vllm.stats.logger.propagate", True)
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     caplog.set_level(logging.INFO, logger="vllm.forerun")
     return caplog
@@ -48,7 +48,7 @@ def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_profiling_is_announced_and_its_result_logged(log: Any, tmp_path: Path) -> None:
     runner = Runner()
-    profile.measure(runner)
+    step_profiler.measure(runner)
     assert set(runner.rows) == set(sizes(64))
     first, *_, last = log.messages
     assert f"{len(sizes(64))} sizes" in first
@@ -57,10 +57,10 @@ def test_profiling_is_announced_and_its_result_logged(log: Any, tmp_path: Path) 
 
 
 def test_a_cached_curve_is_used_and_named(log: Any, tmp_path: Path) -> None:
-    profile.measure(Runner())
+    step_profiler.measure(Runner())
     log.clear()
     runner = Runner()
-    profile.measure(runner)
+    step_profiler.measure(runner)
     assert runner.rows == []
     (line,) = log.messages
     assert str(tmp_path / "forerun" / "costs" / "curve.json") in line
@@ -71,7 +71,7 @@ def test_a_cache_that_cannot_be_written_is_reported(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    profile.measure(Runner())
+    step_profiler.measure(Runner())
     assert "not cached" in log.messages[-1]
 
 
@@ -85,5 +85,5 @@ def test_another_number_of_cores_or_threads_is_another_cache_entry(monkeypatch: 
     for cores, binding in (("2", ""), ("1", ""), ("2 1", ""), ("2", "0-1")):
         monkeypatch.setenv("FORERUN_CORES", cores)
         monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", binding)
-        names.add(profile._name(config))
+        names.add(step_profiler._name(config))
     assert len(names) == 4

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.core.rules import Context, History
-from forerun.core.settings import Settings
-from forerun.core.warp import probabilities
+from forerun.core.batch_sampling import BatchSampling
+from forerun.core.logits_processors import RowContext, TokenHistory
+from forerun.core.logits_warper import probabilities
 from forerun.types import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -22,7 +22,9 @@ VOCAB = 2_000
 CONFIG = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=64))
 
 
-def of_vllm(logits: torch.Tensor, params: list[SamplingParams], histories: list[History]) -> torch.Tensor:
+def of_vllm(
+    logits: torch.Tensor, params: list[SamplingParams], histories: list[TokenHistory]
+) -> torch.Tensor:
     """The distribution vLLM's sampler draws from: its own modules, in its own order, up to the draw."""
     from vllm import SamplingParams as TheirParams
     from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
@@ -128,10 +130,10 @@ def random_params(dice: np.random.Generator) -> SamplingParams:
 
 
 def without_top_p(
-    logits: torch.Tensor, params: list[SamplingParams], histories: list[History]
+    logits: torch.Tensor, params: list[SamplingParams], histories: list[TokenHistory]
 ) -> torch.Tensor:
-    settings = Settings.of([replace(each, top_p=1.0) for each in params])
-    return probabilities(logits, settings, [Context(history) for history in histories])
+    settings = BatchSampling.of([replace(each, top_p=1.0) for each in params])
+    return probabilities(logits, settings, [RowContext(history) for history in histories])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -139,13 +141,13 @@ def test_all_settings_together_give_vllms_distribution(seed: int) -> None:
     dice = np.random.default_rng(seed)
     params = [random_params(dice) for _ in range(48)]
     histories = [
-        History(dice.integers(0, VOCAB, 30).tolist(), [*dice.integers(0, VOCAB, 20).tolist(), *tail])
+        TokenHistory(dice.integers(0, VOCAB, 30).tolist(), [*dice.integers(0, VOCAB, 20).tolist(), *tail])
         for _, tail in zip(params, [[5], [7, 8], [1], []] * 12, strict=True)
     ]
     logits = torch.randn(48, VOCAB, generator=torch.Generator().manual_seed(seed)) * float(
         dice.uniform(0.5, 4)
     )
-    ours = probabilities(logits, Settings.of(params), [Context(history) for history in histories])
+    ours = probabilities(logits, BatchSampling.of(params), [RowContext(history) for history in histories])
     before = without_top_p(logits, params, histories)
     assert demand_the_same(ours, of_vllm(logits, params, histories), params, before) <= 2
 
@@ -167,17 +169,17 @@ def test_all_settings_together_give_vllms_distribution(seed: int) -> None:
 )
 def test_each_setting_alone_gives_vllms_distribution(setting: dict[str, Any]) -> None:
     params = [SamplingParams(**setting)] * 16
-    histories = [History([1, 2, 3, 3], [5, 5, 2])] * 16
+    histories = [TokenHistory([1, 2, 3, 3], [5, 5, 2])] * 16
     logits = torch.randn(16, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
-    ours = probabilities(logits, Settings.of(params), [Context(history) for history in histories])
+    ours = probabilities(logits, BatchSampling.of(params), [RowContext(history) for history in histories])
     before = without_top_p(logits, params, histories)
     assert demand_the_same(ours, of_vllm(logits, params, histories), params, before) == 0
 
 
 def test_the_comparison_can_fail() -> None:
     params = [SamplingParams(top_p=0.9)] * 4
-    histories = [History([1], [2])] * 4
+    histories = [TokenHistory([1], [2])] * 4
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
-    other = probabilities(logits, Settings.of([SamplingParams(top_p=0.85)] * 4))
+    other = probabilities(logits, BatchSampling.of([SamplingParams(top_p=0.85)] * 4))
     with pytest.raises(AssertionError):
         demand_the_same(other, of_vllm(logits, params, histories), params, torch.softmax(logits, dim=-1))

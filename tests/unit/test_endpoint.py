@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from forerun.audit.journal import Batch, Journal
-from forerun.audit.numerics import error_of, largest
 from forerun.audit.prompts import TEXTS, read_prompts
+from forerun.audit.rounding_error import error_of, largest
+from forerun.audit.sample_journal import Batch, Journal
 from forerun.audit.sampled.against_model import TokenReader
 from forerun.errors import ConfigurationError, UnreadableAnswer, UnreadablePrompts, VocabularyMismatch
 from forerun.servers.dialects import DIALECTS, LLAMA_CPP_PYTHON, VLLM, spoken_by
@@ -81,8 +81,8 @@ def test_rounding_that_cannot_be_measured_must_be_given() -> None:
 def test_audits_against_a_server_need_no_transformers() -> None:
     code = (
         "import sys; sys.modules['transformers'] = None;"
-        "import forerun.audit.sampled.prepare, forerun.audit.parity.run, forerun.audit.parity.chance,"
-        " forerun.cli.audit.sampled, forerun.cli.audit.parity"
+        "import forerun.audit.sampled.prepare, forerun.audit.parity.run;"
+        "import forerun.audit.parity.divergence_rate, forerun.cli.audit.sampled, forerun.cli.audit.parity"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

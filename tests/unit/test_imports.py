@@ -104,7 +104,7 @@ def test_an_import_along_the_arrows_is_fine(tmp_path: Path) -> None:
 WITHOUT_EXTRAS = """
 import sys
 sys.modules.update(dict.fromkeys(("transformers", "vllm", "matplotlib")))
-import forerun.bench.race, forerun.bench.report, forerun.tune.run, forerun.tune.page
+import forerun.bench.run, forerun.bench.report, forerun.tune.run, forerun.tune.page
 """
 """What asks servers, and what makes reports from records, where none of these can be imported."""
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.core import verify as verify_module
-from forerun.core.verify import Round, verify
+from forerun.core.verify import VerifyRequest, verify
 from forerun.types import Draft, Proposal, SamplingParams
 
 VOCAB, REQUESTS, NODES = 4_096, 48, 64
@@ -53,7 +53,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak = max(self.peak, sum(self.alive.values()))
 
 
-def rounds_of(kind: str, q: torch.Tensor) -> list[Round]:
+def rounds_of(kind: str, q: torch.Tensor) -> list[VerifyRequest]:
     dice = np.random.default_rng(0)
     rounds = []
     for request in range(REQUESTS):
@@ -64,7 +64,7 @@ def rounds_of(kind: str, q: torch.Tensor) -> list[Round]:
             draft = Draft(tokens, parents, np.ones(NODES, dtype=bool), proposals)
         else:
             draft = Draft.chain(tokens, q=[Proposal(q)] * NODES)
-        rounds.append(Round(draft, SAMPLING[kind], key=request, length=10))
+        rounds.append(VerifyRequest(draft, SAMPLING[kind], key=request, length=10))
     return rounds
 
 

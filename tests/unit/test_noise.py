@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from scipy import stats
 
+from forerun.core.exponential_race import clocks
 from forerun.core.noise import Stream, philox, token_noise, uniforms
-from forerun.core.race import clocks
 
 
 def test_philox_gives_the_published_numbers() -> None:

@@ -115,7 +115,7 @@ def test_the_last_error_of_a_log_is_its_last_exceptions_without_prefixes(tmp_pat
             "vllm: error: unrecognized arguments: --foo",
         ),
         (
-            "(A pid=1) x.ValidationError: 1 error\n(A pid=1)   Value error, too long\n(A pid=1)     More\ndone\n",
+            "(A pid=1) x.ValidationError: 1 error\n(A pid=1)   Value error, too long\n(A pid=1)     x\nz\n",
             "x.ValidationError: 1 error Value error, too long",
         ),
         ("one\ntwo\nthree\nfour\n\n", "two\nthree\nfour"),

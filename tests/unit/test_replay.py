@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forerun.bench.baseline_drafters import VllmNgram
 from forerun.bench.replay import Reliability, Replay, geometric_mean, priced
 from forerun.bench.transcripts import Transcript, read_transcripts
-from forerun.bench.yardsticks import VllmNgram
 from forerun.drafters.suffix import SuffixDrafter
-from forerun.drafters.together import retrace
+from forerun.drafters.tree_merge import verdict_for
 from forerun.errors import UnreadableTranscripts
 from forerun.types import Draft, Drafter, RequestView, Verdict
 
@@ -69,9 +69,9 @@ def test_short_outputs_are_left_out_and_categories_kept_apart() -> None:
 
 def test_a_recording_is_followed_down_a_tree() -> None:
     draft = Draft(np.array([5, 6, 7, 8]), np.array([-1, -1, 1, 2]), np.zeros(4, dtype=np.bool_))
-    assert retrace(draft, np.array([6, 7, 9, 1])) == Verdict((1, 2), 9)
-    assert retrace(draft, np.array([4, 7])) == Verdict((), 4)
-    assert retrace(draft, np.array([6, 7])) == Verdict((1,), 7), "the last token is not a guess's"
+    assert verdict_for(draft, np.array([6, 7, 9, 1])) == Verdict((1, 2), 9)
+    assert verdict_for(draft, np.array([4, 7])) == Verdict((), 4)
+    assert verdict_for(draft, np.array([6, 7])) == Verdict((1,), 7), "the last token is not a guess's"
 
 
 def test_with_a_price_only_guesses_that_pay_are_made() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from forerun.errors import ServerFailed
-from forerun.servers.streaming import Streamed, read_stream
+from forerun.servers.streaming import StreamedAnswer, read_stream
 
 
-def stream(*events: dict[str, Any], done: bool = True) -> Streamed:
+def stream(*events: dict[str, Any], done: bool = True) -> StreamedAnswer:
     lines = [f"data: {json.dumps(event)}" for event in events]
     return read_stream([*lines, *(["data: [DONE]"] if done else [])], sent=0.0)
 

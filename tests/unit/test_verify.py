@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy import stats
 
-from forerun.core.block import block
-from forerun.core.forest import Forest
-from forerun.core.reject import reject
-from forerun.core.rules import History
-from forerun.core.settings import Settings
-from forerun.core.target import Target
-from forerun.core.verify import Method, Round, method_for, noise_of, verify
-from forerun.core.warp import probabilities
+from forerun.core.batch_sampling import BatchSampling
+from forerun.core.block_verification import block_verify
+from forerun.core.draft_forest import Forest
+from forerun.core.logits_processors import TokenHistory
+from forerun.core.logits_warper import probabilities
+from forerun.core.rejection_sampling import rejection_sample
+from forerun.core.target_distribution import TargetDistribution
+from forerun.core.verify import Method, VerifyRequest, method_for, verification_noise, verify
 from forerun.errors import InvalidDistribution, InvalidDraft, InvalidSampling, VocabularyMismatch
 from forerun.types import Draft, Proposal, SamplingParams, Verdict
 
@@ -43,7 +43,7 @@ TREE = Draft(np.array([0, 1]), np.array([-1, -1]), np.array([True, True]), {-1: 
 def test_each_request_gets_the_verifier_the_design_names(
     draft: Draft, sampling: SamplingParams, lenience: float, verifier: str, method: Method
 ) -> None:
-    each = Round(draft, sampling, key=0, length=0, lenience=lenience)
+    each = VerifyRequest(draft, sampling, key=0, length=0, lenience=lenience)
     assert method_for(each, verifier) is method  # type: ignore[arg-type]
 
 
@@ -61,8 +61,13 @@ def test_a_batch_of_all_kinds_is_judged_as_each_would_be_alone() -> None:
         )
         draft = Draft.chain(tokens, q=qs if i % 5 else [])
         rounds.append(
-            Round(
-                draft, sampling, key=i, length=9, history=History([1], [2, 3]), lenience=(1, 0.5)[i % 7 == 0]
+            VerifyRequest(
+                draft,
+                sampling,
+                key=i,
+                length=9,
+                history=TokenHistory([1], [2, 3]),
+                lenience=(1, 0.5)[i % 7 == 0],
             )
         )
     logits = torch.randn(sum(len(each.draft) + 1 for each in rounds), size, generator=generator) * 2
@@ -77,25 +82,25 @@ def test_a_batch_of_all_kinds_is_judged_as_each_would_be_alone() -> None:
 def test_bfloat16_logits_are_taken_as_they_are() -> None:
     logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     for sampling in (SamplingParams(temperature=0), SamplingParams(seed=1), SamplingParams(seed=1, top_k=3)):
-        each = Round(Draft.chain([1, 2]), sampling, key=1, length=5)
+        each = VerifyRequest(Draft.chain([1, 2]), sampling, key=1, length=5)
         assert verify([each], logits) == verify([each], logits.float())
 
 
 def test_rows_must_match_the_guesses() -> None:
     with pytest.raises(InvalidDistribution, match="2 rows of logits came for 3 rows"):
-        verify([Round(Draft.chain([1, 2]), SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+        verify([VerifyRequest(Draft.chain([1, 2]), SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize("token", [-1, 4, 10**6])
 def test_a_guess_outside_the_vocabulary_is_refused(token: int) -> None:
     with pytest.raises(InvalidDraft, match="the vocabulary has 4"):
-        verify([Round(Draft.chain([token]), SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+        verify([VerifyRequest(Draft.chain([token]), SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
 
 
 def test_a_q_of_another_vocabulary_is_refused() -> None:
     draft = Draft.chain([1], q=[Proposal(torch.full((3,), 1 / 3))])
     with pytest.raises(VocabularyMismatch, match="a q over 3 tokens came for a target of 4"):
-        verify([Round(draft, SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+        verify([VerifyRequest(draft, SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -104,20 +109,20 @@ def test_a_q_of_another_vocabulary_is_refused() -> None:
 def test_logits_that_are_not_numbers_are_an_error(sampling: SamplingParams) -> None:
     logits = torch.full((1, 8), float("nan"))
     with pytest.raises(InvalidDistribution):
-        verify([Round(Draft.chain([]), sampling, key=0, length=0)], logits)
+        verify([VerifyRequest(Draft.chain([]), sampling, key=0, length=0)], logits)
 
 
 def test_rows_behind_a_wrong_guess_do_not_matter() -> None:
     """What nobody reaches may be forbidden altogether, or not even a number."""
     sampling = SamplingParams(seed=1, allowed_token_ids=(1, 2), bad_words=((3, 1), (3, 2)))
     logits = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
-    (plain,) = verify([Round(Draft.chain([]), sampling, key=1, length=5)], logits[:1])
-    assert verify([Round(Draft.chain([3]), sampling, key=1, length=5)], logits) == [plain]
+    (plain,) = verify([VerifyRequest(Draft.chain([]), sampling, key=1, length=5)], logits[:1])
+    assert verify([VerifyRequest(Draft.chain([3]), sampling, key=1, length=5)], logits) == [plain]
     logits[1] = float("nan")
     free = SamplingParams(seed=1)
-    (plain,) = verify([Round(Draft.chain([]), free, key=1, length=5)], logits[:1])
+    (plain,) = verify([VerifyRequest(Draft.chain([]), free, key=1, length=5)], logits[:1])
     wrong = (plain.next_token + 1) % 6
-    assert verify([Round(Draft.chain([wrong]), free, key=1, length=5)], logits) == [plain]
+    assert verify([VerifyRequest(Draft.chain([wrong]), free, key=1, length=5)], logits) == [plain]
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -125,13 +130,15 @@ def test_every_q_is_held_against_the_vocabulary(place: int) -> None:
     q = [Proposal(torch.full((64,), 1 / 64)), Proposal(torch.full((64,), 1 / 64))]
     q[place] = Proposal(torch.full((40,), 1 / 40))
     with pytest.raises(VocabularyMismatch, match="a q over 40 tokens"):
-        verify([Round(Draft.chain([1, 2], q=q), SamplingParams(), key=0, length=0)], torch.zeros(3, 64))
+        verify(
+            [VerifyRequest(Draft.chain([1, 2], q=q), SamplingParams(), key=0, length=0)], torch.zeros(3, 64)
+        )
 
 
 def test_a_q_in_low_precision_is_refused() -> None:
     draft = Draft.chain([1], q=[Proposal(torch.full((4,), 0.25).bfloat16())])
     with pytest.raises(InvalidDraft, match="draw from float32"):
-        verify([Round(draft, SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
+        verify([VerifyRequest(draft, SamplingParams(), key=0, length=0)], torch.zeros(2, 4))
 
 
 def test_a_token_drawn_twice_without_replacement_is_refused() -> None:
@@ -139,7 +146,7 @@ def test_a_token_drawn_twice_without_replacement_is_refused() -> None:
     draft = Draft(np.array([1, 1]), np.array([-1, -1]), np.ones(2, dtype=bool), {-1: q})
     logits = torch.tensor([[0.0, -50.0, 0.0, 0.0]]).repeat(3, 1)
     with pytest.raises(InvalidDraft, match="drawn twice"):
-        verify([Round(draft, SamplingParams(), key=0, length=0)], logits)
+        verify([VerifyRequest(draft, SamplingParams(), key=0, length=0)], logits)
 
 
 def test_a_stray_q_does_not_serve_another_request() -> None:
@@ -148,14 +155,15 @@ def test_a_stray_q_does_not_serve_another_request() -> None:
     without = Draft(np.array([1]), np.array([-1]), np.ones(1, dtype=bool))
     with pytest.raises(InvalidDraft, match="request 1: sampled children came without"):
         verify(
-            [Round(each, SamplingParams(), key=0, length=0) for each in (stray, without)], torch.zeros(4, 4)
+            [VerifyRequest(each, SamplingParams(), key=0, length=0) for each in (stray, without)],
+            torch.zeros(4, 4),
         )
 
 
 @pytest.mark.parametrize("key", [2**63, 2**64 - 1, -(2**63), -1])
 def test_every_seed_torch_takes_is_a_key(key: int) -> None:
     (verdict,) = verify(
-        [Round(Draft.chain([]), SamplingParams(seed=1), key=key, length=1)], torch.zeros(1, 50)
+        [VerifyRequest(Draft.chain([]), SamplingParams(seed=1), key=key, length=1)], torch.zeros(1, 50)
     )
     assert 0 <= verdict.next_token < 50
 
@@ -163,18 +171,18 @@ def test_every_seed_torch_takes_is_a_key(key: int) -> None:
 @pytest.mark.parametrize("lenience", [0.0, -0.5, 1.5, float("nan")])
 def test_lenience_has_its_range(lenience: float) -> None:
     with pytest.raises(InvalidSampling, match="lenience is"):
-        Round(Draft.chain([]), SamplingParams(), key=0, length=0, lenience=lenience)
+        VerifyRequest(Draft.chain([]), SamplingParams(), key=0, length=0, lenience=lenience)
 
 
 def test_lenience_does_not_hide_a_broken_model() -> None:
-    each = Round(Draft.chain([]), SamplingParams(temperature=0), key=0, length=0, lenience=0.5)
+    each = VerifyRequest(Draft.chain([]), SamplingParams(temperature=0), key=0, length=0, lenience=0.5)
     with pytest.raises(InvalidDistribution):
         verify([each], torch.full((1, 4), float("nan")))
 
 
 def test_a_history_is_what_was_said_when_it_was_made() -> None:
     output = [1]
-    history = History([0], output)
+    history = TokenHistory([0], output)
     output.append(2)
     assert history.output == (1,)
 
@@ -204,16 +212,18 @@ def test_the_production_target_gives_what_whole_rows_of_p_give(kind: str, verifi
     dice = np.random.default_rng(5)
     size, num = 30, 150
     sampling = SamplingParams(temperature=0.3)
-    rounds = [Round(random_draft(kind, dice, size), sampling, key, 7) for key in range(num)]
+    rounds = [VerifyRequest(random_draft(kind, dice, size), sampling, key, 7) for key in range(num)]
     forest = Forest.pack([each.draft for each in rounds])
     rows = np.arange(forest.num_rows)
     logits = torch.randn(len(rows), size, generator=torch.Generator().manual_seed(5)) * 0.01
     guesses = np.flatnonzero(forest.parent >= 0)
     logits[forest.parent[guesses], forest.tokens[guesses]] += 1.0
-    settings = Settings.of([sampling] * num)
-    u, v = noise_of(Target(logits, rows, forest, settings, np.arange(num), np.full(num, 7), []))
+    settings = BatchSampling.of([sampling] * num)
+    u, v = verification_noise(
+        TargetDistribution(logits, rows, forest, settings, np.arange(num), np.full(num, 7), [])
+    )
     whole = probabilities(logits, settings[forest.request_of(rows)])
-    expected = (block if verifier == "block" else reject)(forest, whole, u, v)
+    expected = (block_verify if verifier == "block" else rejection_sample)(forest, whole, u, v)
     verdicts = verify(rounds, logits, verifier)  # type: ignore[arg-type]
     assert verdicts == expected
     assert max(len(verdict.accepted) for verdict in verdicts) > 8
@@ -233,8 +243,8 @@ def decode(
         for node in range(len(draft)):
             path = [int(draft.tokens[i]) for i in draft.path(node)]
             rows.append(model(tokens + path)[-1])
-        history = History(tokens[:3], tokens[3:])
-        each = Round(draft, sampling, key=sampling.seed or 0, length=len(tokens), history=history)
+        history = TokenHistory(tokens[:3], tokens[3:])
+        each = VerifyRequest(draft, sampling, key=sampling.seed or 0, length=len(tokens), history=history)
         tokens += verify([each], torch.stack(rows))[0].tokens(draft)
     return tokens[3 : 3 + num_tokens]
 
@@ -287,7 +297,7 @@ def test_sampled_guesses_leave_the_law_of_the_first_token_unchanged(verifier: st
         [torch.multinomial(q[i], rounds_, replacement=True, generator=generator) for i in range(2)], 1
     )
     rounds = [
-        Round(
+        VerifyRequest(
             Draft.chain(row, q=[Proposal(q[0]), Proposal(q[1])]),
             SamplingParams(temperature=0.9),
             key=i,
@@ -309,7 +319,8 @@ def test_the_law_test_notices_a_wrong_q() -> None:
     flat = Proposal(torch.full((size,), 1.0 / size))
     guesses = torch.multinomial(q, rounds_, replacement=True, generator=generator).tolist()
     rounds = [
-        Round(Draft.chain([x], q=[flat]), SamplingParams(), key=i, length=5) for i, x in enumerate(guesses)
+        VerifyRequest(Draft.chain([x], q=[flat]), SamplingParams(), key=i, length=5)
+        for i, x in enumerate(guesses)
     ]
     verdicts = verify(rounds, logits.repeat(rounds_, 1), "reject")
     first = [verdict.tokens(each.draft)[0] for each, verdict in zip(rounds, verdicts, strict=True)]
@@ -319,9 +330,9 @@ def test_the_law_test_notices_a_wrong_q() -> None:
 
 def test_a_lenient_greedy_round_keeps_what_is_nearly_best() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.4, 0.1], [0.2, 0.2, 0.6]]))
-    each = Round(Draft.chain([1]), SamplingParams(temperature=0), key=0, length=0, lenience=0.7)
+    each = VerifyRequest(Draft.chain([1]), SamplingParams(temperature=0), key=0, length=0, lenience=0.7)
     assert verify([each], logits) == [Verdict((0,), 2)]
-    strict = Round(Draft.chain([1]), SamplingParams(temperature=0), key=0, length=0, lenience=0.9)
+    strict = VerifyRequest(Draft.chain([1]), SamplingParams(temperature=0), key=0, length=0, lenience=0.9)
     assert verify([strict], logits) == [Verdict((), 0)]
 
 
@@ -330,5 +341,7 @@ def test_drawn_guesses_that_were_joined_with_others_are_never_judged_as_a_whole(
     q = Proposal(torch.full((4,), 0.25))
     draft = Draft.chain([1, 2], q=[q, q])
     for verifier in ("auto", "block"):
-        assert method_for(Round(draft, SamplingParams(), 1, 5), verifier) is Method.BLOCK
-        assert method_for(Round(draft, SamplingParams(), 1, 5, jointly=False), verifier) is Method.REJECT
+        assert method_for(VerifyRequest(draft, SamplingParams(), 1, 5), verifier) is Method.BLOCK
+        assert (
+            method_for(VerifyRequest(draft, SamplingParams(), 1, 5, jointly=False), verifier) is Method.REJECT
+        )

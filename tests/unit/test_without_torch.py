@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.audit.exact.kernels import CLAIMS
+from forerun.audit.exact.kernel_checks import CLAIMS
 from zoo.server import Keeper, serving
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +162,7 @@ def test_measuring_rounding_names_the_extra_and_the_option(
 NEEDS_TORCH = {
     "import forerun; forerun.LLM": "local",
     "import forerun.models.reference": "local",
-    "from forerun.drafters.model import ModelDrafter": "local",
+    "from forerun.drafters.draft_model import ModelDrafter": "local",
     "from forerun.core.tensors import torch; torch.zeros(1)": "torch",
     "import numpy as np; from forerun import RequestView; from forerun.drafters.ngram import NgramDrafter;"
     " NgramDrafter(draw=np.random.default_rng(0), vocab_size=8)"

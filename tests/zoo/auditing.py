@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.audit.journal import Journal
-from forerun.audit.report import Report
-from forerun.audit.sampled.findings import report
+from forerun.audit.report import AuditReport
+from forerun.audit.sample_journal import Journal
 from forerun.audit.sampled.prepare import against_model, against_server
-from forerun.audit.sampled.run import Plan, SampledAudit
-from forerun.audit.sampled.sweep import Case
+from forerun.audit.sampled.run import SampledAudit, SamplingPlan
+from forerun.audit.sampled.sweep import SweepCase
+from forerun.audit.sampled.verdict import report
 from forerun.servers.endpoint import Endpoint, Prompt
 from forerun.types import SamplingParams
 from zoo.models import DRAFT, PROMPT, TARGET, TableModel
@@ -28,9 +28,9 @@ def keeper(defect: Defect = Defect.NONE, seed: int = 0) -> Keeper:
     return Keeper(TARGET, DRAFT, defect, seed)
 
 
-def cases(only: str = "") -> list[Case]:
+def cases(only: str = "") -> list[SweepCase]:
     return [
-        Case(name, sampling, Prompt(ids=PROMPT))
+        SweepCase(name, sampling, Prompt(ids=PROMPT))
         for name, sampling in SETTINGS.items()
         if not only or name == only
     ]
@@ -39,14 +39,14 @@ def cases(only: str = "") -> list[Case]:
 def audit(
     tested: Keeper,
     folder: Path,
-    plan: Plan,
+    plan: SamplingPlan,
     *,
     baseline: Keeper | None = None,
     epsilon: float | None = None,
     resume: bool = False,
     only: str = "",
     timeout: float = 30.0,
-) -> Report:
+) -> AuditReport:
     """Hold a keeper's server against the table, or against another's."""
     with serving(tested) as url:
         candidate = Endpoint(url, timeout=timeout, pause=0.01)

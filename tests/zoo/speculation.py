@@ -13,9 +13,9 @@ from enum import Enum
 import numpy as np
 import torch
 
-from forerun.core.rules import Context, History
-from forerun.core.settings import Settings
-from forerun.core.warp import probabilities
+from forerun.core.batch_sampling import BatchSampling
+from forerun.core.logits_processors import RowContext, TokenHistory
+from forerun.core.logits_warper import probabilities
 from forerun.types import SamplingParams
 
 Array = np.ndarray
@@ -205,7 +205,7 @@ def warp(
     key = (logits.tobytes(), before, *(getattr(sampling, name) for name in _FIELDS))
     if key not in _LAWS:
         row = torch.from_numpy(np.asarray(logits, dtype=np.float32))[None]
-        law = probabilities(row, Settings.of([sampling]), [Context(History(*before))])[0]
+        law = probabilities(row, BatchSampling.of([sampling]), [RowContext(TokenHistory(*before))])[0]
         _LAWS[key] = law.double().numpy()
     return _LAWS[key]
 

@@ -13,7 +13,7 @@ INTERRUPTED: Final = "interrupted"
 """The reason of an audit that the user stopped before it had a verdict."""
 
 
-class Finding(Enum):
+class AuditVerdict(Enum):
     """The verdict of an audit, with its exit code.
 
     `ROUNDING`: answers differ token for token, and rounding in the servers' precision explains every
@@ -28,11 +28,16 @@ class Finding(Enum):
     @property
     def exit_code(self) -> int:
         """0, 1 or 2."""
-        return {Finding.SAME: 0, Finding.ROUNDING: 0, Finding.DIFFERENT: 1, Finding.OPEN: 2}[self]
+        return {
+            AuditVerdict.SAME: 0,
+            AuditVerdict.ROUNDING: 0,
+            AuditVerdict.DIFFERENT: 1,
+            AuditVerdict.OPEN: 2,
+        }[self]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AuditReport:
     """One audit, for terminals, machines and pages alike.
 
     `rows` are what was audited one by one; `columns` the keys of a row that people are shown, with their
@@ -41,7 +46,7 @@ class Report:
     """
 
     audit: str
-    verdict: Finding
+    verdict: AuditVerdict
     reason: str
     rows: tuple[dict[str, Any], ...]
     columns: dict[str, str]

@@ -23,7 +23,7 @@ from scipy.stats import bootstrap, ttest_1samp
 PLAIN: Final = "plain"
 OURS: Final = "forerun"
 
-BEARABLE: Final = 0.98
+MAX_LOSS: Final = 0.98
 """The share of plain decoding's speed that nothing may fall below."""
 
 NEAR: Final = 0.97
@@ -57,7 +57,7 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """One way to decode in one turn of a cell; cells of a family share what steps cost."""
 
     family: str
@@ -67,7 +67,7 @@ class Run:
     steps: tuple[Steps, ...]
 
     @classmethod
-    def of(cls, name: tuple[str, str, str, int], steps: Iterable[Timed]) -> Run:
+    def of(cls, name: tuple[str, str, str, int], steps: Iterable[Timed]) -> LoadRun:
         """A run from its steps."""
         by_rows: dict[int, list[Timed]] = {}
         for step in steps:
@@ -97,14 +97,14 @@ class Run:
         """How many steps it is made of."""
         return sum(each.num for each in self.steps)
 
-    def seconds_by(self, curve: Curve) -> float:
+    def seconds_by(self, curve: CostCurve) -> float:
         """How long the run takes if every step costs what the curve says, and what we take."""
         ours = self.way != PLAIN
         return sum(each.num * (curve.at(each.rows) + ours * each.own) for each in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class CostCurve:
     """Seconds by rows, never falling."""
 
     rows: tuple[int, ...]
@@ -115,7 +115,7 @@ class Curve:
         return float(np.interp(rows, self.rows, self.seconds))
 
 
-def fitted(runs: Sequence[Run]) -> Curve:
+def fitted(runs: Sequence[LoadRun]) -> CostCurve:
     """What steps cost by their rows, without what is ours, over all runs of a family.
 
     Machines have moods, and texts have lengths: every turn of a cell has a factor of its own. Factors and
@@ -138,11 +138,11 @@ def fitted(runs: Sequence[Run]) -> Curve:
         off = np.abs(wanted - table @ found)[: len(seen)]
         weights = nums * np.minimum(1.0, DISTURBED / np.maximum(off, DISTURBED))
     rising = isotonic_regression(found[: len(knots)], weights=np.bincount(knot_of, weights)).x
-    return Curve(tuple(knots.tolist()), tuple(np.exp(rising).tolist()))
+    return CostCurve(tuple(knots.tolist()), tuple(np.exp(rising).tolist()))
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class LoadRatio:
     """How fast one way is beside another: the median over turns with its interval at 95 %, the same without
     noise, and the chance of such turns if it were just bearable, to be as low, and as high.
     """
@@ -157,24 +157,26 @@ class Ratio:
     @property
     def holds(self) -> bool:
         """Whether it is not below what is bearable: without noise, and not significantly by the clock."""
-        return self.without_noise >= BEARABLE and self.p_below >= 0.05
+        return self.without_noise >= MAX_LOSS and self.p_below >= 0.05
 
 
-def compare(mine: Sequence[Run], theirs: Sequence[Run], curve: Curve, bearable: float = BEARABLE) -> Ratio:
+def compare(
+    mine: Sequence[LoadRun], theirs: Sequence[LoadRun], curve: CostCurve, bearable: float = MAX_LOSS
+) -> LoadRatio:
     """Runs of one way beside those of another in the same turns."""
     logs = np.log([one.speed / other.speed for one, other in zip(mine, theirs, strict=True)])
     low, high = bootstrap((logs,), np.median, method="percentile", random_state=0).confidence_interval
     said = sum(run.said for run in mine) / sum(run.said for run in theirs)
     seconds = sum(run.seconds_by(curve) for run in mine) / sum(run.seconds_by(curve) for run in theirs)
     tests = [ttest_1samp(logs, math.log(bearable), alternative=side).pvalue for side in ("less", "greater")]
-    return Ratio(
+    return LoadRatio(
         float(np.exp(np.median(logs))), math.exp(low), math.exp(high), said / seconds, *map(float, tests)
     )
 
 
-def lines_of(runs: list[Run]) -> list[dict[str, Any]]:
+def lines_of(runs: list[LoadRun]) -> list[dict[str, Any]]:
     """A line for each cell: every way over plain decoding, and ours over the best fixed length."""
-    curves: dict[str, Curve] = {
+    curves: dict[str, CostCurve] = {
         name: fitted([run for run in runs if run.family == name]) for name in {run.family for run in runs}
     }
     lines = []
@@ -184,7 +186,7 @@ def lines_of(runs: list[Run]) -> list[dict[str, Any]]:
     return lines
 
 
-def line_of(runs: list[Run], curve: Curve) -> dict[str, Any]:
+def line_of(runs: list[LoadRun], curve: CostCurve) -> dict[str, Any]:
     """One cell."""
     ways = {way: [run for run in runs if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
     dtype, text, concurrency = runs[0].cell.split(" | ")
@@ -228,11 +230,11 @@ def _clock(ratio: dict[str, float]) -> str:
     return "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
 
 
-def values(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def values(runs: Sequence[LoadRun]) -> list[dict[str, Any]]:
     """Runs as values; `runs_of` makes them again."""
     return [asdict(run) | {"steps": [list(astuple(each)) for each in run.steps]} for run in runs]
 
 
-def runs_of(values: Sequence[dict[str, Any]]) -> list[Run]:
+def runs_of(values: Sequence[dict[str, Any]]) -> list[LoadRun]:
     """Runs from what `values` said."""
-    return [Run(**{**run, "steps": tuple(Steps(*each) for each in run["steps"])}) for run in values]
+    return [LoadRun(**{**run, "steps": tuple(Steps(*each) for each in run["steps"])}) for run in values]

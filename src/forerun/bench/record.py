@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from forerun.errors import ConfigurationError, UnreadableRecord
-from forerun.servers.streaming import Streamed, decoding_speed, num_steps
+from forerun.servers.streaming import StreamedAnswer, decoding_speed, num_steps
 
 DIGITS: Final = 5
 """Of seconds: what clocks tell apart."""
@@ -30,7 +30,7 @@ Costs = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CaseKey:
     """A question in a run: at which temperature, how many at a time, in which group of them; `number` counts
     on where questions are asked again to fill a group.
     """
@@ -45,14 +45,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecordedAnswer:
     """What one contestant answered at a place, piece by piece, or why it did not.
 
     Times are seconds after the group began; the request itself was sent at `sent`. `stolen` is what others
     had of the machine meanwhile.
     """
 
-    place: Place
+    place: CaseKey
     who: str
     sent: float = 0.0
     times: tuple[float, ...] = ()
@@ -66,7 +66,7 @@ class Answer:
     stolen: float = 0.0
 
     @classmethod
-    def of(cls, place: Place, who: str, streamed: Streamed, began: float) -> Answer:
+    def of(cls, place: CaseKey, who: str, streamed: StreamedAnswer, began: float) -> RecordedAnswer:
         """From what was streamed, in a group that began then."""
         sent = streamed.sent - began
         return cls(
@@ -83,11 +83,11 @@ class Answer:
         )
 
     @classmethod
-    def read(cls, row: dict[str, Any]) -> Answer:
+    def read(cls, row: dict[str, Any]) -> RecordedAnswer:
         """From a line of a record."""
         lists = ("times", "counts", "token_ids", "guessed", "stood")
         tuples = {key: None if row[key] is None else tuple(row[key]) for key in lists}
-        return cls(**{**row, **tuples, "place": Place(**row["place"])})
+        return cls(**{**row, **tuples, "place": CaseKey(**row["place"])})
 
     @property
     def speed(self) -> float | None:
@@ -111,12 +111,12 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class OutputRuling:
     """Where an answer first parts from its plain one's, and how far apart the two tokens are in float32; a
     tie if not farther than rounding moves them. Without a reference nobody knows.
     """
 
-    place: Place
+    place: CaseKey
     who: str
     at: int
     gap: float | None = None
@@ -130,24 +130,24 @@ class Ruling:
         return "near-tie" if self.gap <= self.bound else "difference"
 
 
-Key = tuple[Place, str]
+Key = tuple[CaseKey, str]
 """Where, and who."""
 
 
 @dataclass
-class Record:
+class BenchRecord:
     """Everything of a file: facts by run, the last answer of everybody at every place, rulings on them, what
     passes cost where a server told, and why somebody was not asked any more.
     """
 
     runs: list[dict[str, Any]] = field(default_factory=list)
-    answers: dict[Key, Answer] = field(default_factory=dict)
-    rulings: dict[Key, Ruling] = field(default_factory=dict)
+    answers: dict[Key, RecordedAnswer] = field(default_factory=dict)
+    rulings: dict[Key, OutputRuling] = field(default_factory=dict)
     costs: dict[tuple[int, bool], Costs] = field(default_factory=dict)
     gave_up: dict[tuple[int, str], str] = field(default_factory=dict)
 
     @classmethod
-    def merged(cls, records: Sequence[Record]) -> Record:
+    def merged(cls, records: Sequence[BenchRecord]) -> BenchRecord:
         """Several records as one: their runs, one after another."""
         whole = cls()
         for each in records:
@@ -163,7 +163,7 @@ class Record:
         return whole
 
     @classmethod
-    def read(cls, file: Path) -> Record:
+    def read(cls, file: Path) -> BenchRecord:
         """A record from its file; a last line cut off is let go."""
         record = cls()
         try:
@@ -194,14 +194,14 @@ class Record:
         elif "gave_up" in row:
             self.gave_up[row["run"], row["who"]] = row["gave_up"]
         elif "at" in row:
-            self.keep(Ruling(**{**row, "place": Place(**row["place"])}))
+            self.keep(OutputRuling(**{**row, "place": CaseKey(**row["place"])}))
         else:
-            self.keep(Answer.read(row))
+            self.keep(RecordedAnswer.read(row))
 
-    def keep(self, each: Answer | Ruling) -> None:
+    def keep(self, each: RecordedAnswer | OutputRuling) -> None:
         """An answer takes the place of an earlier one, and of what was said of that."""
         key = (each.place, each.who)
-        if isinstance(each, Ruling):
+        if isinstance(each, OutputRuling):
             self.rulings[key] = each
             return
         self.rulings.pop(key, None)
@@ -224,7 +224,7 @@ class Record:
         errors = (each.error for each in self.answers.values() if (each.place.run, each.who) == (run, who))
         return self.gave_up.get((run, who)) or next(filter(None, errors), "")
 
-    def contestants(self) -> dict[str, dict[str, Any]]:
+    def systems(self) -> dict[str, dict[str, Any]]:
         """Who took part, in order, with what is known of each."""
         return {who: facts for run in self.runs for who, facts in run["contestants"].items()}
 
@@ -249,12 +249,12 @@ class Record:
         )
 
 
-class Writer:
+class RecordWriter:
     """A record on disk, to which lines are added as they come."""
 
     def __init__(self, file: Path, facts: dict[str, Any]) -> None:
         self.file = file
-        self.record = Record.read(file) if file.exists() and file.stat().st_size else Record()
+        self.record = BenchRecord.read(file) if file.exists() and file.stat().st_size else BenchRecord()
         facts = json.loads(json.dumps(facts))
         _demand_alike([*self.record.runs, facts])
         self.resumed = bool(self.record.runs) and _same(self.record.runs[-1], facts)
@@ -281,7 +281,7 @@ class Writer:
             key for key, each in self.record.answers.items() if each.place.run == self.run and not each.error
         }
 
-    def keep(self, each: Answer | Ruling) -> None:
+    def keep(self, each: RecordedAnswer | OutputRuling) -> None:
         """An answer, or what was ruled on one."""
         self._write(asdict(each))
         self.record.keep(each)
@@ -300,7 +300,7 @@ class Writer:
         self._out.flush()
 
 
-def _later(place: Place, first: int) -> Place:
+def _later(place: CaseKey, first: int) -> CaseKey:
     """A place of a run whose number has become a higher one."""
     return replace(place, run=place.run + first)
 

@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 
 from forerun.bench.transcripts import Transcript
+from forerun.control.candidates import Candidates
 from forerun.control.controller import Controller
-from forerun.control.cost import StepCost
-from forerun.control.guesses import Guesses
-from forerun.drafters.together import retrace
+from forerun.control.step_cost import StepCost
+from forerun.drafters.tree_merge import verdict_for
 from forerun.types import Draft, Drafter, FloatArray, RequestView, Tokens
 
 SHORTEST = 8
@@ -62,7 +62,7 @@ class Reliability:
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplayStats:
     """What happened in the steps of one category."""
 
     num_outputs: int = 0
@@ -136,20 +136,20 @@ class Replay:
 
     def run(
         self, transcripts: Sequence[Transcript], progress: Callable[[int], None] = lambda _: None
-    ) -> dict[str, Tally]:
+    ) -> dict[str, ReplayStats]:
         """Replay transcripts in order and return what happened, by category."""
-        tallies: dict[str, Tally] = {}
+        tallies: dict[str, ReplayStats] = {}
         self.reliability = Reliability()
         for number, transcript in enumerate(transcripts):
             if len(transcript.output) >= SHORTEST:
-                tally = tallies.setdefault(transcript.category, Tally())
+                tally = tallies.setdefault(transcript.category, ReplayStats())
                 tally.num_outputs += 1
                 tally.num_tokens += len(transcript.output) - 1
                 self._run_one(transcript, f"replay-{number}", tally)
             progress(number + 1)
         return tallies
 
-    def _run_one(self, transcript: Transcript, name: str, tally: Tally) -> None:
+    def _run_one(self, transcript: Transcript, name: str, tally: ReplayStats) -> None:
         tokens, num_prompt = transcript.tokens, len(transcript.prompt)
         known = num_prompt + 1
         self.controller.admit(name, greedy=True)
@@ -166,19 +166,19 @@ class Replay:
         """How many guesses could still be said, as each step says one token more than were guessed."""
         return self.nodes if self.max_tokens is None else min(self.nodes, self.max_tokens - said - 1)
 
-    def _step(self, name: str, draft: Draft, ahead: Tokens, tally: Tally) -> int:
+    def _step(self, name: str, draft: Draft, ahead: Tokens, tally: ReplayStats) -> int:
         """One pass; returns how many tokens it says."""
-        step = self.controller.open([name], rows=1)
-        guesses = Guesses.of([draft], partial(self.controller.kind, step))
+        step = self.controller.begin_step([name], rows=1)
+        guesses = Candidates.of([draft], partial(self.controller.kind, step))
         if self.every or draft.evidence is None:  # who says nothing of its guesses wants them all
             guesses.fixed[:], step.plain = True, False
-        draft = draft.some(self.controller.choose(step, guesses))
-        verdict = retrace(draft, ahead)
+        draft = draft.select(self.controller.choose(step, guesses))
+        verdict = verdict_for(draft, ahead)
         stood = np.zeros(len(draft), dtype=bool)
         stood[list(verdict.accepted)] = True
-        self.reliability.add(self.controller.estimate(step, step.guesses), stood.astype(np.float64))
+        self.reliability.add(self.controller.estimate_survival(step, step.guesses), stood.astype(np.float64))
         seconds = self.controller.cost.at(step.num_rows)
-        self.controller.close(step, stood, seconds)
+        self.controller.record_step(step, stood, seconds)
         tally.pass_seconds += seconds
         self.drafter.learn(name, draft, verdict)
         tally.add(draft, len(verdict.accepted))

@@ -14,8 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.bench.contestants import FORERUN, OURS, VLLM
-from forerun.bench.figures.races import (
+from forerun.bench.figures.systems import (
     as_png,
     as_svg,
     draw_speed,
@@ -23,9 +22,10 @@ from forerun.bench.figures.races import (
     draw_throughput,
     draw_waiting,
 )
-from forerun.bench.page import Page
-from forerun.bench.record import TAKEN, Record
-from forerun.bench.summary import ALL, Line, Ratio, Result, compared, summarise
+from forerun.bench.html_page import Page
+from forerun.bench.record import TAKEN, BenchRecord
+from forerun.bench.summary import ALL, CategoryResult, RatioEstimate, SystemResult, compared, summarise
+from forerun.bench.systems import FORERUN, OURS, VLLM
 from forerun.errors import UnreadableRecord
 
 WRONG: Final = "✗"
@@ -35,7 +35,7 @@ DOUBTFUL: Final = "?"
 """Beside a figure of who says something else, where nobody could tell whether over a near-tie."""
 
 
-def write_page(record: Record, file: Path) -> None:
+def write_page(record: BenchRecord, file: Path) -> None:
     """The page."""
     results = _summarised(record)
     settings = list(dict.fromkeys((each.temperature, each.width) for each in results))
@@ -48,7 +48,7 @@ def write_page(record: Record, file: Path) -> None:
     file.write_text(page.html(), encoding="utf-8")
 
 
-def write_pngs(record: Record, folder: Path) -> list[Path]:
+def write_pngs(record: BenchRecord, folder: Path) -> list[Path]:
     """The figures of the first setting, and throughput, as files for a README."""
     results = _summarised(record)
     first = _first(results)
@@ -65,25 +65,25 @@ def write_pngs(record: Record, folder: Path) -> list[Path]:
     return files
 
 
-def headline(results: Sequence[Result]) -> str:
+def headline(results: Sequence[SystemResult]) -> str:
     """The page's title: what most people came for."""
     first = _first(results)
     ours = next((each for each in first if each.who == FORERUN), None)
     if ours is None or ours.overall is None:
         return "A benchmark of speculative decoding"
     ratio = ours.overall.over_plain
-    told = f"forerun: {ratio} times the decoding speed of non-speculative {ours.plain}{ratio.verdict}"
+    told = f"forerun: {ratio} times the decoding speed of non-speculative {ours.baseline}{ratio.verdict}"
     return told if ours.sound else f"{told}, but something went wrong"
 
 
-def findings(results: Sequence[Result]) -> list[str]:
+def findings(results: Sequence[SystemResult]) -> list[str]:
     """What the figures say of forerun, in sentences, and what went wrong with anybody."""
     told = []
     for each in results:
         if each.who == FORERUN and each.overall is not None:
             ratio, limit = each.overall.over_plain, each.overall.limit
             text = (
-                f"{setting_words(each)}: {ratio} times the decoding speed of non-speculative {each.plain}"
+                f"{setting_words(each)}: {ratio} times the decoding speed of non-speculative {each.baseline}"
                 f"{ratio.verdict}; {each.words.told()}"
             )
             if limit:
@@ -96,11 +96,11 @@ def findings(results: Sequence[Result]) -> list[str]:
             told.append(f"{setting_words(each)}, {each.who}: {lack}.")
         if not each.words.honest:
             words = each.words.told()
-            told.append(f"{setting_words(each)}: {each.who} does not say what {each.plain} says: {words}.")
+            told.append(f"{setting_words(each)}: {each.who} does not say what {each.baseline} says: {words}.")
     return told + _disturbed(results)
 
 
-def _disturbed(results: Sequence[Result]) -> list[str]:
+def _disturbed(results: Sequence[SystemResult]) -> list[str]:
     """Whose answers came while others had too much of the machine."""
     settings = dict.fromkeys(setting_words(each) for each in results if each.num_disturbed)
     told = []
@@ -111,7 +111,7 @@ def _disturbed(results: Sequence[Result]) -> list[str]:
     return told
 
 
-def losses(results: Sequence[Result]) -> list[str]:
+def losses(results: Sequence[SystemResult]) -> list[str]:
     """Systems that measured more tokens per second than forerun: a sentence for each, at every setting.
 
     Alone it is decoding speed that is compared, by category; at more requests at a time it is what all of
@@ -125,7 +125,7 @@ def losses(results: Sequence[Result]) -> list[str]:
             leads = {name: ratio for name, ratio in ratios.items() if round(ratio.value, 2) > 1}
             if not ratios and _has_answers(ours):
                 told.append(
-                    f"{setting_words(ours)}: {other.who} gave no answer beside {ours.plain}: not compared."
+                    f"{setting_words(ours)}: {other.who} gave no answer beside {ours.baseline}: not compared."
                 )
             elif leads:
                 who = f"{other.who} ({other.precision}){mark(other)}"
@@ -133,11 +133,11 @@ def losses(results: Sequence[Result]) -> list[str]:
     return told
 
 
-def _has_answers(result: Result) -> bool:
+def _has_answers(result: SystemResult) -> bool:
     return bool(result.beside.speeds or result.beside.groups)
 
 
-def _leads(ratios: dict[str, Ratio]) -> str:
+def _leads(ratios: dict[str, RatioEstimate]) -> str:
     """Where and by how much a rival is ahead of forerun: what is shown, then what is within the interval."""
     shown = {name: ratio for name, ratio in ratios.items() if not ratio.contains_1}
     within = {name: ratio for name, ratio in ratios.items() if ratio.contains_1}
@@ -149,17 +149,17 @@ def _leads(ratios: dict[str, Ratio]) -> str:
     return "; ".join(parts)
 
 
-def _listed(ratios: dict[str, Ratio]) -> str:
+def _listed(ratios: dict[str, RatioEstimate]) -> str:
     return ", ".join(
         f"{ratio} times {'the throughput' if name == ALL else f'in {name}'}" for name, ratio in ratios.items()
     )
 
 
-def _is_rival(other: Result, ours: Result) -> bool:
+def _is_rival(other: SystemResult, ours: SystemResult) -> bool:
     return other.who not in OURS and (other.temperature, other.width) == (ours.temperature, ours.width)
 
 
-def table_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
+def table_of(results: Sequence[SystemResult]) -> dict[str, list[list[str]]]:
     """By setting, a table: speed over plain decoding by category, tokens per step behind it, and words."""
     settings = dict.fromkeys((each.temperature, each.width) for each in results)
     tables = {}
@@ -176,7 +176,7 @@ def table_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
     return tables
 
 
-def overall_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
+def overall_of(results: Sequence[SystemResult]) -> dict[str, list[list[str]]]:
     """By setting, a table over all categories: ratio with its interval, tokens per step and second, words."""
     tables: dict[str, list[list[str]]] = {}
     for each in results:
@@ -188,16 +188,16 @@ def overall_of(results: Sequence[Result]) -> dict[str, list[list[str]]]:
             continue
         ratio = line.over_plain
         steps = "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}"
-        shown = f"{ratio.value:.2f}" if each.who == each.plain else str(ratio)
+        shown = f"{ratio.value:.2f}" if each.who == each.baseline else str(ratio)
         rows.append([each.who, f"{shown}{mark(each)}", steps, _speed(each), _words(each)])
     return tables
 
 
-def _speed_title(result: Result) -> str:
+def _speed_title(result: SystemResult) -> str:
     return "tok/s" if result.width == 1 else "tok/s, all"
 
 
-def _speed(result: Result) -> str:
+def _speed(result: SystemResult) -> str:
     """Tokens per second of the one that is asked, or of all that are asked at once."""
     if result.overall is None:
         return ""
@@ -205,7 +205,7 @@ def _speed(result: Result) -> str:
     return f"{speed:.1f}{mark(result)}"
 
 
-def vllm_caption(record: Record, *, quote: str = "") -> str:
+def vllm_caption(record: BenchRecord, *, quote: str = "") -> str:
     """How the vLLM servers of a record were started: what differs from vLLM's defaults, in quotes."""
     settings = dict.fromkeys(filter(None, map(_vllm_settings, record.runs)))
     if not settings:
@@ -223,7 +223,7 @@ def _vllm_settings(run: dict[str, Any]) -> str:
     )
 
 
-def markdown(results: Sequence[Result], caption: str = "") -> str:
+def markdown(results: Sequence[SystemResult], caption: str = "") -> str:
     """The tables for documents, and a caption below them."""
     parts = []
     for title, (head, *rows) in table_of(results).items():
@@ -234,51 +234,53 @@ def markdown(results: Sequence[Result], caption: str = "") -> str:
     return "\n\n".join([*parts, *([caption] if caption else [])])
 
 
-def mark(result: Result) -> str:
+def mark(result: SystemResult) -> str:
     """What stands behind every figure of a contestant; nothing, if all is well."""
     if not result.sound:
         return f" {WRONG}"
     return f" {DOUBTFUL}" if result.words.doubtful else ""
 
 
-def _words(result: Result) -> str:
-    told = "plain" if result.who == result.plain else result.words.told()
+def _words(result: SystemResult) -> str:
+    told = "plain" if result.who == result.baseline else result.words.told()
     if result.suspect and result.words.honest:
         told += ", but not at other settings"
     return f"{WRONG} {result.num_missing} missing; {told}" if result.num_missing else told
 
 
-def _ratio_cell(result: Result, line: Line | None, *, interval: bool) -> str:
+def _ratio_cell(result: SystemResult, line: CategoryResult | None, *, interval: bool) -> str:
     if line is None:
         return ""
-    shown = interval and result.who != result.plain
+    shown = interval and result.who != result.baseline
     ratio = str(line.over_plain) if shown else f"{line.over_plain.value:.2f}"
     steps = (
-        "" if line.tokens_per_step is None or result.who == result.plain else f" ({line.tokens_per_step:.2f})"
+        ""
+        if line.tokens_per_step is None or result.who == result.baseline
+        else f" ({line.tokens_per_step:.2f})"
     )
     return f"{ratio}{steps}{mark(result)}"
 
 
-def _summarised(record: Record) -> list[Result]:
+def _summarised(record: BenchRecord) -> list[SystemResult]:
     results = summarise(record)
     if not any(each.overall for each in results):
         raise UnreadableRecord("the record has no answer that could be timed")
     return results
 
 
-def _first(results: Sequence[Result]) -> list[Result]:
+def _first(results: Sequence[SystemResult]) -> list[SystemResult]:
     """Those of the first setting: greedy and alone, if that was asked."""
     setting = min((each.temperature, each.width) for each in results)
     return [each for each in results if (each.temperature, each.width) == setting]
 
 
-def setting_words(result: Result) -> str:
+def setting_words(result: SystemResult) -> str:
     """Temperature and width, as a title."""
     how = "Greedy" if not result.temperature else f"Temperature {result.temperature:g}"
     return f"{how}, {result.width} at a time"
 
 
-def _subtitle(record: Record) -> str:
+def _subtitle(record: BenchRecord) -> str:
     asked, machine = record.runs[-1]["asked"], record.runs[-1]["machine"]
     return (
         f"{asked['model']}, {len(asked['questions'])} questions, at most {asked['num_tokens']} tokens each;"
@@ -286,7 +288,7 @@ def _subtitle(record: Record) -> str:
     )
 
 
-def _setting(results: Sequence[Result], temperature: float, width: int) -> str:
+def _setting(results: Sequence[SystemResult], temperature: float, width: int) -> str:
     """The section of one setting: table, speeds, depth and waiting."""
     some = [each for each in results if (each.temperature, each.width) == (temperature, width)]
     caption = (
@@ -310,7 +312,7 @@ def _section(title: str, told: Sequence[str]) -> str:
     return f"<h2>{title}</h2><ul>{''.join(f'<li>{escape(each)}</li>' for each in told)}</ul>"
 
 
-def _loads(results: Sequence[Result]) -> str:
+def _loads(results: Sequence[SystemResult]) -> str:
     parts = []
     for temperature in dict.fromkeys(each.temperature for each in results):
         some = [each for each in results if each.temperature == temperature]
@@ -321,7 +323,7 @@ def _loads(results: Sequence[Result]) -> str:
     return "".join(parts)
 
 
-def _table(results: Sequence[Result]) -> str:
+def _table(results: Sequence[SystemResult]) -> str:
     titles = (
         "", "over plain", "end to end", "tokens/s", "all together", "tokens/step", "estimated limit",
         "first token", "between, 50 / 99 %",
@@ -331,7 +333,7 @@ def _table(results: Sequence[Result]) -> str:
     return f"<div class='wide'><table><tr>{head}<th class='words'>words</th></tr>{rows}</table></div>"
 
 
-def _row(result: Result) -> str:
+def _row(result: SystemResult) -> str:
     kinds = {"ours": result.who == FORERUN, "wrong": not result.sound}
     kind = " ".join(name for name, holds in kinds.items() if holds)
     name = f"{escape(result.who)} <span class='small'>{escape(result.precision)}</span>"
@@ -339,7 +341,7 @@ def _row(result: Result) -> str:
     return f"<tr class='{kind}'>{cells}<td class='words'>{escape(_words(result))}</td></tr>"
 
 
-def _figures(result: Result) -> list[str]:
+def _figures(result: SystemResult) -> list[str]:
     line = result.overall
     if line is None:
         return [""] * 8
@@ -350,17 +352,17 @@ def _figures(result: Result) -> list[str]:
         f"{line.speed:.1f}",
         f"{result.throughput:.1f}",
         "" if line.tokens_per_step is None else f"{line.tokens_per_step:.2f}",
-        "" if not line.limit or result.who == result.plain else _with_interval(line.limit),
+        "" if not line.limit or result.who == result.baseline else _with_interval(line.limit),
         f"{line.first_token[0] * 1000:.0f} ms",
         f"{line.between_tokens[0] * 1000:.0f} / {line.between_tokens[2] * 1000:.0f} ms",
     ]
 
 
-def _with_interval(ratio: Ratio) -> str:
+def _with_interval(ratio: RatioEstimate) -> str:
     return f"{ratio.value:.2f} <span class='small interval'>[{ratio.low:.2f}, {ratio.high:.2f}]</span>"
 
 
-def as_values(record: Record) -> list[dict[str, Any]]:
+def as_values(record: BenchRecord) -> list[dict[str, Any]]:
     """Every result as values."""
     return [
         {key: value for key, value in asdict(each).items() if key not in {"between", "beside"}}

@@ -16,24 +16,24 @@ from typing import Final
 
 import numpy as np
 
-from forerun.bench.contestants import FORERUN
-from forerun.bench.equality import Words, pairs, words_of
-from forerun.bench.record import TAKEN, Answer, Costs, Place, Record
+from forerun.bench.output_check import OutputComparison, compare_outputs, pairs
+from forerun.bench.record import TAKEN, BenchRecord, CaseKey, Costs, RecordedAnswer
 from forerun.bench.replay import SHORTEST
+from forerun.bench.systems import FORERUN
 from forerun.types import FloatArray
 
 RESAMPLES: Final = 2000
 ALL: Final = "all of them"
 
-Pair = tuple[Answer, Answer]
+Pair = tuple[RecordedAnswer, RecordedAnswer]
 """A plain answer, and another at the same place."""
 
-Speeds = dict[tuple[str, Place], float]
+Speeds = dict[tuple[str, CaseKey], float]
 """By who was asked, and what."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class RatioEstimate:
     """A ratio with its 95 % confidence interval, which has no bounds where the data allow none."""
 
     value: float
@@ -58,7 +58,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CategoryResult:
     """A contestant in a category, or in all: what its users see, and tokens per step, which has no noise.
 
     `limit` estimates the most that the accepted draft tokens allow, as a ratio like `over_plain`. It is
@@ -67,14 +67,14 @@ class Line:
 
     num: int
     speed: float
-    over_plain: Ratio
-    end_to_end: Ratio
+    over_plain: RatioEstimate
+    end_to_end: RatioEstimate
     tokens_per_step: float | None
     guesses_per_step: float | None
     survival: tuple[float, ...]
     first_token: tuple[float, float]
     between_tokens: tuple[float, float, float]
-    limit: Ratio | None
+    limit: RatioEstimate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SystemResult:
     """A contestant at a temperature and a width. `num_missing` answers were to be given, by it or by its
     plain one, and were not; `suspect` is who said something else at another setting. During `num_disturbed`
     answers others had too much of the machine.
@@ -99,13 +99,13 @@ class Result:
     """
 
     who: str
-    plain: str
+    baseline: str
     precision: str
     temperature: float
     width: int
-    by_category: dict[str, Line]
+    by_category: dict[str, CategoryResult]
     throughput: float
-    words: Words
+    words: OutputComparison
     num_missing: int = 0
     why: str = ""
     suspect: bool = False
@@ -114,7 +114,7 @@ class Result:
     between: tuple[float, ...] = field(default=(), repr=False)
 
     @property
-    def overall(self) -> Line | None:
+    def overall(self) -> CategoryResult | None:
         """Over all categories; none where nothing could be timed."""
         return self.by_category.get(ALL)
 
@@ -125,23 +125,23 @@ class Result:
         return whole and self.words.honest and not self.suspect
 
 
-def summarise(record: Record) -> list[Result]:
+def summarise(record: BenchRecord) -> list[SystemResult]:
     """Every contestant at every temperature and width, in the order of the record."""
     usual = _usual(record)
     found = [
         _result(record, who, temperature, width, usual)
         for temperature, width in record.settings()
-        for who in record.contestants()
+        for who in record.systems()
         if record.num_wanted(who, temperature, width)
     ]
     wrong = {each.who for each in found if not each.words.honest}
     return [replace(each, suspect=each.who in wrong) for each in found]
 
 
-def _result(record: Record, who: str, temperature: float, width: int, usual: Speeds) -> Result:
-    facts = record.contestants()[who]
+def _result(record: BenchRecord, who: str, temperature: float, width: int, usual: Speeds) -> SystemResult:
+    facts = record.systems()[who]
 
-    def here(each: Answer) -> bool:
+    def here(each: RecordedAnswer) -> bool:
         return (each.who, each.place.temperature, each.place.width) == (who, temperature, width)
 
     mine = [each for each in record.answers.values() if here(each)]
@@ -161,7 +161,7 @@ def _result(record: Record, who: str, temperature: float, width: int, usual: Spe
     if lines:
         lines[ALL] = _line(list(categories.values()), costs, pace)
     gave_up = [why for (_, each), why in record.gave_up.items() if each == who]
-    return Result(
+    return SystemResult(
         who,
         facts["plain"],
         facts["precision"],
@@ -169,7 +169,7 @@ def _result(record: Record, who: str, temperature: float, width: int, usual: Spe
         width,
         lines,
         _throughput(good) * pace,
-        words_of(record, who, temperature, width),
+        compare_outputs(record, who, temperature, width),
         record.num_wanted(who, temperature, width) - len(matched),
         next((why for why in [*gave_up, *(each.error for each in mine)] if why), ""),
         num_disturbed=sum(each.stolen > TAKEN for each in good),
@@ -178,9 +178,9 @@ def _result(record: Record, who: str, temperature: float, width: int, usual: Spe
     )
 
 
-def _by_yardstick(record: Record, mine: Sequence[Answer]) -> list[Pair]:
+def _by_yardstick(record: BenchRecord, mine: Sequence[RecordedAnswer]) -> list[Pair]:
     """Answers with those of forerun's plain one at the same places."""
-    shared = record.contestants().get(FORERUN, {}).get("plain", "")
+    shared = record.systems().get(FORERUN, {}).get("plain", "")
     both = [(record.answers.get((each.place, shared)), each) for each in mine]
     return [(plain, each) for plain, each in both if plain is not None and not plain.error]
 
@@ -200,7 +200,7 @@ def _beside(matched: Sequence[Pair]) -> Beside:
     )
 
 
-def compared(other: Result, ours: Result) -> dict[str, Ratio]:
+def compared(other: SystemResult, ours: SystemResult) -> dict[str, RatioEstimate]:
     """How fast one is beside another at the same setting: by category alone, where several requests run at a
     time by the throughput of all of them.
     """
@@ -214,20 +214,20 @@ def compared(other: Result, ours: Result) -> dict[str, Ratio]:
     }
 
 
-def _quotient(above: FloatArray, below: FloatArray) -> Ratio:
+def _quotient(above: FloatArray, below: FloatArray) -> RatioEstimate:
     """The median of one over the median of the other, both resampled; one value alone has no interval."""
     value = float(np.median(above) / np.median(below))
     if min(above.size, below.size) < 2:
-        return Ratio(value, 0.0, math.inf)
+        return RatioEstimate(value, 0.0, math.inf)
     noise = np.random.default_rng(0)
     drawn = [np.median(noise.choice(each, (RESAMPLES, each.size)), axis=1) for each in (above, below)]
     low, high = np.percentile(drawn[0] / drawn[1], (2.5, 97.5))
-    return Ratio(value, float(low), float(high))
+    return RatioEstimate(value, float(low), float(high))
 
 
-def _usual(record: Record) -> Speeds:
+def _usual(record: BenchRecord) -> Speeds:
     """Everybody's speed at every question, over all runs."""
-    speeds: dict[tuple[str, Place], list[float]] = defaultdict(list)
+    speeds: dict[tuple[str, CaseKey], list[float]] = defaultdict(list)
     for each in record.answers.values():
         if each.speed and not each.error:
             speeds[_asked(each)].append(each.speed)
@@ -240,12 +240,12 @@ def _pace(usual: Speeds, matched: Sequence[Pair]) -> float:
     return float(np.median(ratios)) if ratios else 1.0
 
 
-def _asked(answer: Answer) -> tuple[str, Place]:
+def _asked(answer: RecordedAnswer) -> tuple[str, CaseKey]:
     """Who was asked what, and how, in whichever run."""
     return answer.who, replace(answer.place, run=0, group=0)
 
 
-def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs], pace: float) -> Line:
+def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs], pace: float) -> CategoryResult:
     """The figures of some answers, each with the plain one's, by category."""
     mine = [other for some in categories for _, other in some]
     steps = [each.num_steps for each in mine]
@@ -258,7 +258,7 @@ def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs], pace: f
         np.array([each for _, other in some if (each := limit(other, costs.get(other.place.run)))])
         for some in categories
     ]
-    return Line(
+    return CategoryResult(
         len(mine),
         float(np.median([each.speed for each in mine if each.speed])) * pace,
         ratio_of([_ratios(some, lambda each: each.speed or 0.0) for some in categories]),
@@ -272,11 +272,11 @@ def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs], pace: f
     )
 
 
-def _ratios(some: Sequence[Pair], speed: Callable[[Answer], float]) -> FloatArray:
+def _ratios(some: Sequence[Pair], speed: Callable[[RecordedAnswer], float]) -> FloatArray:
     return np.array([speed(other) / speed(plain) for plain, other in some])
 
 
-def _whole(answer: Answer) -> float:
+def _whole(answer: RecordedAnswer) -> float:
     """Tokens per second from sending to the end."""
     return answer.num_tokens / (answer.times[-1] - answer.sent)
 
@@ -286,30 +286,30 @@ def middle(categories: Sequence[FloatArray]) -> float:
     return float(np.exp(np.mean([np.median(np.log(each)) for each in categories])))
 
 
-def ratio_of(categories: Sequence[FloatArray]) -> Ratio:
+def ratio_of(categories: Sequence[FloatArray]) -> RatioEstimate:
     """The same, with its interval."""
     noise = np.random.default_rng(0)
     logs = [np.log(each) for each in categories]
     drawn = np.mean([np.median(noise.choice(each, (RESAMPLES, each.size)), axis=1) for each in logs], axis=0)
     low, high = (float(np.exp(each)) for each in np.percentile(drawn, (2.5, 97.5)))
-    return Ratio(middle(categories), low, high)
+    return RatioEstimate(middle(categories), low, high)
 
 
-def ratio_of_sums(above: FloatArray, below: FloatArray) -> Ratio:
+def ratio_of_sums(above: FloatArray, below: FloatArray) -> RatioEstimate:
     """What all of one come to, over all of the other, pair by pair, with its interval."""
     picks = np.random.default_rng(0).integers(above.size, size=(RESAMPLES, above.size))
     low, high = np.percentile(above[picks].sum(axis=1) / below[picks].sum(axis=1), (2.5, 97.5))
-    return Ratio(float(above.sum() / below.sum()), float(low), float(high))
+    return RatioEstimate(float(above.sum() / below.sum()), float(low), float(high))
 
 
-def gaps(answer: Answer) -> Iterator[float]:
+def gaps(answer: RecordedAnswer) -> Iterator[float]:
     """Seconds between tokens as a reader sees them; tokens that come together have none between them."""
     for (before, at), count in zip(pairwise(answer.times), answer.counts[1:], strict=True):
         yield at - before
         yield from (0.0,) * (count - 1)
 
 
-def survival(answers: Sequence[Answer]) -> tuple[float, ...]:
+def survival(answers: Sequence[RecordedAnswer]) -> tuple[float, ...]:
     """The share of steps in which at least 1, 2, ... guesses stood, where servers tell."""
     stood = np.array([each for answer in answers for each in answer.stood or ()])
     steps = sum(answer.num_steps or 0 for answer in answers)
@@ -318,7 +318,7 @@ def survival(answers: Sequence[Answer]) -> tuple[float, ...]:
     return tuple(float((stood >= depth).sum() / steps) for depth in range(1, int(stood.max()) + 1))
 
 
-def limit(answer: Answer, costs: Costs | None) -> float | None:
+def limit(answer: RecordedAnswer, costs: Costs | None) -> float | None:
     """The estimated speedup limit of the draft tokens that were accepted (theorem 3.8 for trees).
 
     It is the cost of as many non-speculative steps over the cost of the steps that were made, by the measured
@@ -335,9 +335,9 @@ def limit(answer: Answer, costs: Costs | None) -> float | None:
     return float(answer.num_later * np.interp(width, rows, seconds) / made)
 
 
-def _throughput(answers: Sequence[Answer]) -> float:
+def _throughput(answers: Sequence[RecordedAnswer]) -> float:
     """Tokens per second of all that were asked at once."""
-    groups: dict[tuple[int, int], list[Answer]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[RecordedAnswer]] = defaultdict(list)
     for each in answers:
         groups[each.place.run, each.place.group].append(each)
     seconds = sum(max(each.times[-1] for each in some) for some in groups.values())

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from forerun.cli.console import check_writable, counting, told
+from forerun.cli.console import check_writable, progress_bar, report_errors
 from forerun.cli.vllm_flags import VllmFlagsCommand
 from forerun.servers.processes import STARTUP_TIMEOUT
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from forerun.bench.contestants import Contestant, Model
-    from forerun.bench.race import Race
-    from forerun.bench.record import Record, Writer
+    from forerun.bench.record import BenchRecord, RecordWriter
+    from forerun.bench.run import BenchPlan
     from forerun.bench.suites import Question
-    from forerun.bench.summary import Result
+    from forerun.bench.summary import SystemResult
+    from forerun.bench.systems import ServedModel, System
     from forerun.servers.endpoint import Endpoint
 
 Number = TypeVar("Number", int, float)
@@ -78,22 +78,22 @@ def run(
     command starts: `forerun bench run code-editing --model MODEL -- --max-model-len 4096 --enforce-eager`.
     If a system fails, the others finish and the exit code is 1.
     """
-    from forerun.bench.contestants import FORERUN, Model, contestants, required_flags
-    from forerun.bench.race import Race
-    from forerun.bench.record import Writer
+    from forerun.bench.record import RecordWriter
+    from forerun.bench.run import BenchPlan
     from forerun.bench.suites import read_suite
+    from forerun.bench.systems import FORERUN, ServedModel, find_systems, required_flags
 
-    with told():
+    with report_errors():
         check_writable(output)
         questions = [each for suite in suites for each in read_suite(suite, prompts)]
-        race = Race(questions, _numbers(temperature, float), _numbers(concurrency, int), tokens, seed)
+        race = BenchPlan(questions, _numbers(temperature, float), _numbers(concurrency, int), tokens, seed)
         served = None
         if model is not None:
             flags = (*required_flags(race.temperatures), *context.args)
-            served = Model(model, dtype, draft_model, gguf, max_length, flags, startup_timeout)
+            served = ServedModel(model, dtype, draft_model, gguf, max_length, flags, startup_timeout)
         names = [*(against or ()), *(() if only else (FORERUN,))]
-        entered = contestants(served, names, dict(_pair(each) for each in baseline or ()))
-        writer = Writer(output, _facts(race, served, entered))
+        entered = find_systems(served, names, dict(_pair(each) for each in baseline or ()))
+        writer = RecordWriter(output, _facts(race, served, entered))
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server is left behind
         try:
             if race.is_over([each.name for each in entered], writer):
@@ -119,16 +119,16 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results for machines.")] = False,
 ) -> None:
     """Make tables, figures and a page from records alone."""
-    from forerun.bench.record import Record
+    from forerun.bench.record import BenchRecord
     from forerun.bench.report import markdown, vllm_caption, write_page, write_pngs
     from forerun.bench.summary import summarise
 
-    with told():
+    with report_errors():
         if output is not None:
             check_writable(output)
         if figures is not None:
             _check_folder(figures)
-        record = Record.merged([Record.read(each) for each in records])
+        record = BenchRecord.merged([BenchRecord.read(each) for each in records])
         if output is not None:
             write_page(record, output)
         if figures is not None:
@@ -152,14 +152,14 @@ def _check_folder(folder: Path) -> None:
     check_writable(folder / "bench-speed.png")
 
 
-def _run(race: Race, entered: list[Contestant], writer: Writer, startup_timeout: float) -> None:
+def _run(race: BenchPlan, entered: list[System], writer: RecordWriter, startup_timeout: float) -> None:
     """Start every server and measure those that answer."""
-    from forerun.bench.contestants import without_folders
-    from forerun.bench.race import run_race, warm_up
+    from forerun.bench.run import run_bench, warm_up
+    from forerun.bench.systems import without_folders
     from forerun.errors import ServerFailed
 
     with ExitStack() as stack:
-        say = stack.enter_context(counting("starting", len(race)))
+        say = stack.enter_context(progress_bar("starting", len(race)))
         lanes = {}
         for each in entered:
             say(0, f"starting {each.name}")
@@ -168,14 +168,14 @@ def _run(race: Race, entered: list[Contestant], writer: Writer, startup_timeout:
             except ServerFailed as error:
                 writer.add({"run": writer.run, "who": each.name, "gave_up": without_folders(str(error))})
         warm_up(race, lanes, writer, lambda who: say(0, f"warming up {who}"))
-        run_race(race, lanes, writer, say, here=not all(each.url for each in entered))
+        run_bench(race, lanes, writer, say, here=not all(each.url for each in entered))
         _record_costs(lanes, writer)
 
 
-def _record_costs(lanes: dict[str, Endpoint], writer: Writer) -> None:
+def _record_costs(lanes: dict[str, Endpoint], writer: RecordWriter) -> None:
     """Record the step costs of the first server of forerun that still answers."""
-    from forerun.bench.contestants import OURS
-    from forerun.bench.costs import pass_costs
+    from forerun.bench.server_costs import pass_costs
+    from forerun.bench.systems import OURS
 
     alive = (
         lane for who, lane in lanes.items() if who in OURS and (writer.run, who) not in writer.record.gave_up
@@ -184,7 +184,7 @@ def _record_costs(lanes: dict[str, Endpoint], writer: Writer) -> None:
         writer.add({"run": writer.run, "drawn": drawn, "costs": costs})
 
 
-def _lane(contestant: Contestant, stack: ExitStack, writer: Writer, startup_timeout: float) -> Endpoint:
+def _lane(contestant: System, stack: ExitStack, writer: RecordWriter, startup_timeout: float) -> Endpoint:
     """A contestant that answers."""
     from forerun.servers.endpoint import Endpoint
 
@@ -197,7 +197,7 @@ def _lane(contestant: Contestant, stack: ExitStack, writer: Writer, startup_time
     return lane
 
 
-def _exit_if_failed(writer: Writer, names: Sequence[str]) -> None:
+def _exit_if_failed(writer: RecordWriter, names: Sequence[str]) -> None:
     """Exit with code 1 and the reasons if a system failed or left requests of this run unanswered."""
     failed = {who: why for who in names if (why := writer.record.failure(writer.run, who))}
     if not failed:
@@ -209,32 +209,32 @@ def _exit_if_failed(writer: Writer, names: Sequence[str]) -> None:
     raise typer.Exit(1)
 
 
-def _judge(model: Model | None, questions: Sequence[Question], writer: Writer) -> None:
+def _judge(model: ServedModel | None, questions: Sequence[Question], writer: RecordWriter) -> None:
     """Rule on every greedy answer that parts from its plain one's; without a model nobody can."""
-    from forerun.bench.equality import partings, ruled
+    from forerun.bench.output_check import first_differences, ruled
 
-    parted = [each for each in partings(writer.record) if each[0].place.run == writer.run]
+    parted = [each for each in first_differences(writer.record) if each[0].place.run == writer.run]
     if not parted or model is None:
         return
-    from forerun.audit.parity.referee import Referee
+    from forerun.audit.parity.near_ties import NearTieReferee
     from forerun.models.loading import load_tokenizer
     from forerun.models.reference import Reference
-    from forerun.models.text import encode
+    from forerun.models.tokenization import encode
 
     tokenizer = load_tokenizer(model.path)
     reference = Reference(str(model.path))
     rule = ruled(
-        Referee(reference, [model.dtype] * 2),
+        NearTieReferee(reference, [model.dtype] * 2),
         lambda text: encode(tokenizer, [{"role": "user", "content": text}]),
         questions,
     )
-    with counting("looking at where answers part", len(parted)) as done:
+    with progress_bar("looking at where answers part", len(parted)) as done:
         for number, each in enumerate(parted, 1):
             writer.keep(rule(*each))
             done(number)
 
 
-def _facts(race: Race, model: Model | None, entered: list[Contestant]) -> dict[str, Any]:
+def _facts(race: BenchPlan, model: ServedModel | None, entered: list[System]) -> dict[str, Any]:
     """What a run is, for its record."""
     from forerun.bench.provenance import provenance
 
@@ -265,9 +265,9 @@ def _facts(race: Race, model: Model | None, entered: list[Contestant]) -> dict[s
     }
 
 
-def _vllm_settings(model: Model | None, entered: list[Contestant]) -> dict[str, Any]:
+def _vllm_settings(model: ServedModel | None, entered: list[System]) -> dict[str, Any]:
     """How the vLLM servers that a run starts differ from vLLM's defaults, for its record."""
-    from forerun.bench.contestants import VLLM, cpu_environment, flags_of, without_folders
+    from forerun.bench.systems import VLLM, cpu_environment, flags_of, without_folders
 
     if model is None or not any(each.name == VLLM and not each.url for each in entered):
         return {}
@@ -277,7 +277,7 @@ def _vllm_settings(model: Model | None, entered: list[Contestant]) -> dict[str, 
     }
 
 
-def _print(record: Record, as_json: bool) -> None:
+def _print(record: BenchRecord, as_json: bool) -> None:
     """Tables for people, or everything for machines."""
     from forerun.bench.report import as_values, findings, losses, vllm_caption
     from forerun.bench.summary import summarise
@@ -295,7 +295,7 @@ def _print(record: Record, as_json: bool) -> None:
         typer.echo(f"- {each}")
 
 
-def _tables(results: Sequence[Result]) -> Iterator[Table]:
+def _tables(results: Sequence[SystemResult]) -> Iterator[Table]:
     """A table for every setting, over all categories: what fits a terminal."""
     from rich import box
     from rich.table import Table

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _FIGURE_FORMATS: Final = (".png", ".svg", ".pdf")
 
 
-class Watch(Protocol):
+class ProgressCallback(Protocol):
     """Is told how many are done and, where that changes, what is being done."""
 
     def __call__(self, done: int, what: str | None = None, /) -> None:
@@ -23,7 +23,7 @@ class Watch(Protocol):
 
 
 @contextmanager
-def counting(what: str, total: int) -> Iterator[Watch]:
+def progress_bar(what: str, total: int) -> Iterator[ProgressCallback]:
     """A bar that is told how many are done, and says how long the rest will take."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -40,7 +40,7 @@ def counting(what: str, total: int) -> Iterator[Watch]:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Errors of ours are told in a line, and the command ends with exit code 1."""
     from forerun.errors import ForerunError
 

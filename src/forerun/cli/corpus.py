@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.console import check_writable, told
+from forerun.cli.console import check_writable, report_errors
 
 corpus = typer.Typer(help="Build and inspect corpora: files of text to draft from.", no_args_is_help=True)
 
@@ -56,7 +56,7 @@ def build(
 
     began = time.perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with told(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with report_errors(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         check_writable(output)
         loaded = load_tokenizer(tokenizer)
         found = find_text_files(files)
@@ -89,7 +89,7 @@ def show(
     """
     from forerun.drafters.corpus import Corpus
 
-    with told():
+    with report_errors():
         opened = Corpus(file)
         opened.verify()
     facts = {key: opened.header[key] for key in ("num_tokens", "tokenizer", "vocabulary", "size")}

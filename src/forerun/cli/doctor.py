@@ -26,7 +26,7 @@ EXTRAS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One check and its outcome."""
 
     what: str
@@ -41,7 +41,7 @@ def doctor(
 
     Missing optional packages are listed with the command that installs them.
     """
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     for name, examine in EXAMINATIONS.items():
         if not as_json:
             typer.echo(f"\r\033[K{name} ...", nl=False, err=True)
@@ -56,29 +56,29 @@ def doctor(
     raise typer.Exit(any(finding.outcome == "broken" for finding in findings))
 
 
-def _machine() -> Iterator[Finding]:
-    yield Finding("machine", "fine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}")
-    yield Finding("Python", "fine", platform.python_version())
+def _machine() -> Iterator[CheckResult]:
+    yield CheckResult("machine", "fine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}")
+    yield CheckResult("Python", "fine", platform.python_version())
     if find_spec("torch") is None:
-        yield Finding("GPU", "note", "not detected: torch is not installed")
+        yield CheckResult("GPU", "note", "not detected: torch is not installed")
         return
     import torch
 
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name(0) if cuda else "none: models run on the CPU"
     untested = "; forerun has not been tested on GPUs" if cuda else ""
-    yield Finding("GPU", "note" if cuda else "fine", f"{device}{untested}")
+    yield CheckResult("GPU", "note" if cuda else "fine", f"{device}{untested}")
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[CheckResult]:
     for name in ("forerun", "numpy", "numba"):
-        yield Finding(name, "fine", version(name))
+        yield CheckResult(name, "fine", version(name))
     for name, extra in EXTRAS.items():
         found = _version(name)
         if found is None:
-            yield Finding(name, "missing", f"not installed: {install_command(extra)}")
+            yield CheckResult(name, "missing", f"not installed: {install_command(extra)}")
         else:
-            yield Finding(name, "fine", found)
+            yield CheckResult(name, "fine", found)
 
 
 def _version(name: str) -> str | None:
@@ -90,7 +90,7 @@ def _version(name: str) -> str | None:
     return None
 
 
-def _drafters() -> Iterator[Finding]:
+def _drafters() -> Iterator[CheckResult]:
     from forerun.config import SpeculationConfig
     from forerun.drafters.registry import make_drafters
     from forerun.types import RequestView
@@ -100,12 +100,12 @@ def _drafters() -> Iterator[Finding]:
         for name, drafter in drafters.items():
             (draft,) = drafter.propose([RequestView("doctor", [1, 2, 3, 4] * 4)], [3])
             right = draft.tokens.tolist()[:1] == [1]
-            yield Finding(f"drafter: {name}", "fine" if right else "broken", "drafts a repeated pattern")
+            yield CheckResult(f"drafter: {name}", "fine" if right else "broken", "drafts a repeated pattern")
     except Exception as error:  # any failure is the finding
-        yield Finding("drafters", "broken", f"{type(error).__name__}: {error}")
+        yield CheckResult("drafters", "broken", f"{type(error).__name__}: {error}")
 
 
-def _engine() -> Iterator[Finding]:
+def _engine() -> Iterator[CheckResult]:
     if find_spec("vllm") is None:
         return
     from forerun.errors import UnsupportedEngine
@@ -114,13 +114,13 @@ def _engine() -> Iterator[Finding]:
         from forerun.engines.vllm.contract import check
 
         check()
-        yield Finding("vLLM's internals", "fine", "all names that forerun patches or calls exist")
+        yield CheckResult("vLLM's internals", "fine", "all names that forerun patches or calls exist")
     except (UnsupportedEngine, ImportError) as error:
-        yield Finding("vLLM's internals", "broken", str(error))
+        yield CheckResult("vLLM's internals", "broken", str(error))
     wanted = os.environ.get("VLLM_PLUGINS")
     plugged = any(each.name == "forerun" for each in entry_points(group="vllm.general_plugins"))
     plugged = plugged and (wanted is None or "forerun" in wanted.split(","))
-    yield Finding(
+    yield CheckResult(
         "vLLM's plugins",
         "fine" if plugged else "broken",
         "vLLM loads forerun's plugin" if plugged else _plugin_remedy(wanted),
@@ -135,7 +135,7 @@ def _plugin_remedy(wanted: str | None) -> str:
     return "forerun's entry point is not installed: reinstall forerun with pip"
 
 
-def _on_cpu() -> Iterator[Finding]:
+def _on_cpu() -> Iterator[CheckResult]:
     """Checks that matter only where vLLM runs on a CPU."""
     import torch
 
@@ -150,25 +150,25 @@ def _on_cpu() -> Iterator[Finding]:
     )
     for library, found, remedy in libraries:
         if library in preloaded:
-            yield Finding(library, "fine", "preloaded")
+            yield CheckResult(library, "fine", "preloaded")
         elif found is not None:
-            yield Finding(library, "fine", "forerun serve preloads it")
+            yield CheckResult(library, "fine", "forerun serve preloads it")
         else:
-            yield Finding(library, "note", f"not preloaded: vLLM is slower without it; {remedy}")
-    yield Finding(
+            yield CheckResult(library, "note", f"not preloaded: vLLM is slower without it; {remedy}")
+    yield CheckResult(
         "stock vLLM, sampled",
         "note",
         "vLLM's own speculation at temperature above 0 returns wrong text on CPUs (vllm#55005);"
         " forerun serve is not affected",
     )
-    yield Finding(
+    yield CheckResult(
         "stock vLLM, seeded",
         "note",
         "seeded requests with long prompts fail on CPUs (chunked prefill); forerun serve is not affected",
     )
 
 
-EXAMINATIONS: dict[str, Callable[[], Iterator[Finding]]] = {
+EXAMINATIONS: dict[str, Callable[[], Iterator[CheckResult]]] = {
     "machine": _machine,
     "packages": _packages,
     "drafters": _drafters,
@@ -176,7 +176,7 @@ EXAMINATIONS: dict[str, Callable[[], Iterator[Finding]]] = {
 }
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(findings: list[CheckResult]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.console import check_writable, counting, told
+from forerun.cli.console import check_writable, progress_bar, report_errors
 from forerun.errors import UnreadableModel
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from forerun.cli.token_display import TokenDisplay
     from forerun.engines.local.llm import LLM
     from forerun.engines.local.request import Result, Stats
-    from forerun.engines.local.trace import Trace
-    from forerun.models.text import Prompt
+    from forerun.engines.local.trace_writer import TraceWriter
+    from forerun.models.tokenization import PromptLike
 
 
 def generate(
@@ -106,7 +106,7 @@ def generate(
         "stop": tuple(stop or ()),
         "max_draft": max_draft,
     }
-    with told():
+    with report_errors():
         if trace is not None:
             check_writable(trace)
         asked = _prompts(prompt, prompts, chat)
@@ -136,11 +136,11 @@ def generate(
         raise typer.Exit(1)
 
 
-def _prompts(given: Sequence[str] | None, file: Path | None, chat: bool) -> list[Prompt]:
+def _prompts(given: Sequence[str] | None, file: Path | None, chat: bool) -> list[PromptLike]:
     """The prompts: given, from a file, or else standard input."""
     from forerun.errors import UnreadablePrompts
 
-    asked: list[Prompt] = list(given or ())
+    asked: list[PromptLike] = list(given or ())
     if file is not None:
         from forerun.audit.prompts import read_prompts
 
@@ -177,19 +177,25 @@ def _load(
 
 
 @contextmanager
-def _tracing(file: Path | None, llm: LLM) -> Iterator[Trace | None]:
+def _tracing(file: Path | None, llm: LLM) -> Iterator[TraceWriter | None]:
     """The writer of the trace, if one is asked for."""
     if file is None:
         yield None
         return
-    from forerun.engines.local.trace import Trace
+    from forerun.engines.local.trace_writer import TraceWriter
 
     with file.open("w", encoding="utf-8") as opened:
-        yield Trace(opened, llm.tokenizer)
+        yield TraceWriter(opened, llm.tokenizer)
 
 
 def _answer(
-    llm: LLM, prompt: Prompt, settings: dict[str, Any], tracer: Trace | None, *, show: bool, as_json: bool
+    llm: LLM,
+    prompt: PromptLike,
+    settings: dict[str, Any],
+    tracer: TraceWriter | None,
+    *,
+    show: bool,
+    as_json: bool,
 ) -> Result:
     """Stream the output of one prompt, then print its summary."""
     display: TokenDisplay | None = None
@@ -208,7 +214,7 @@ def _answer(
     return result
 
 
-def _display(llm: LLM, prompt: Prompt, *, err: bool) -> TokenDisplay:
+def _display(llm: LLM, prompt: PromptLike, *, err: bool) -> TokenDisplay:
     """The display of a prompt's steps: in colours behind the prompt, or marked behind a legend."""
     from rich.console import Console
     from rich.text import Text
@@ -225,13 +231,18 @@ def _display(llm: LLM, prompt: Prompt, *, err: bool) -> TokenDisplay:
 
 
 def _answer_all(
-    llm: LLM, prompts: Sequence[Prompt], settings: dict[str, Any], tracer: Trace | None, *, as_json: bool
+    llm: LLM,
+    prompts: Sequence[PromptLike],
+    settings: dict[str, Any],
+    tracer: TraceWriter | None,
+    *,
+    as_json: bool,
 ) -> list[Result]:
     """Decode many prompts together, then print their outputs in order."""
     from rich.console import Console
     from rich.rule import Rule
 
-    with counting("decoding", len(prompts)) as progress:
+    with progress_bar("decoding", len(prompts)) as progress:
         results = llm.generate(prompts, progress=progress, tracer=tracer, **settings)
     console = Console(highlight=False)
     for number, result in enumerate(results, start=1):

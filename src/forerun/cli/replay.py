@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from forerun.cli.console import counting, told
+from forerun.cli.console import progress_bar, report_errors
 
 if TYPE_CHECKING:
-    from forerun.bench.replay import Replay, Tally
+    from forerun.bench.replay import Replay, ReplayStats
     from forerun.types import Drafter
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -87,14 +87,14 @@ def replay(
     from forerun.bench.transcripts import read_transcripts
 
     options = {"chain": chain, "share_outputs": shared, "corpora": corpus or []}
-    with told():
+    with report_errors():
         recorded = read_transcripts(transcripts, lines)
         long_enough = [transcript for transcript in recorded if len(transcript.output) >= SHORTEST]
         Replay(_drafter(drafter, options), nodes=nodes).run(long_enough[:2])  # compiles
         before = [] if fit == "nothing" else read_transcripts(transcripts, fit)
         cost = None if price is None else priced(price)
         run = Replay(_drafter(drafter, options), nodes=nodes, cost=cost)
-        with counting("replaying", len(before) + len(recorded)) as progress:
+        with progress_bar("replaying", len(before) + len(recorded)) as progress:
             run.run(before, progress)
             tallies = run.run(recorded, lambda num: progress(len(before) + num))
     if not tallies:
@@ -113,7 +113,7 @@ def replay(
 def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
     """A new drafter of this name."""
     if name == "vllm-ngram":
-        from forerun.bench.yardsticks import VllmNgram
+        from forerun.bench.baseline_drafters import VllmNgram
 
         if options["share_outputs"] or options["corpora"]:
             raise typer.BadParameter(f"{name} drafts from a request's own text only: use --drafter suffix")
@@ -125,7 +125,7 @@ def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
     return make_drafter(SpeculationConfig(drafters=(name,), **settings), chain=options["chain"])
 
 
-def _report(tallies: dict[str, Tally], price: float | None) -> dict[str, Any]:
+def _report(tallies: dict[str, ReplayStats], price: float | None) -> dict[str, Any]:
     """Everything as values."""
     from forerun.bench.replay import geometric_mean
 
@@ -157,7 +157,7 @@ def _reliability(run: Replay) -> dict[str, Any]:
     }
 
 
-def _print(tallies: dict[str, Tally], price: float | None, run: Replay) -> None:
+def _print(tallies: dict[str, ReplayStats], price: float | None, run: Replay) -> None:
     """A table for people."""
     from rich import box
     from rich.console import Console

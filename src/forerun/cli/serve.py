@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from forerun.cli.console import told
+from forerun.cli.console import report_errors
 
 if TYPE_CHECKING:
     from forerun.config import SpeculationConfig
@@ -81,7 +81,7 @@ def serve(
     the shape of the batch changes, with and without speculation, so outputs can differ there.
     """
     from forerun.config import SpeculationConfig
-    from forerun.drafters.registry import demand_known
+    from forerun.drafters.registry import check_known
     from forerun.engines.vllm.launch import launch_environment, serve_command, serve_flags
     from forerun.errors import ConfigurationError
 
@@ -91,14 +91,14 @@ def serve(
         "share_outputs": share_outputs,
         "corpora": tuple(str(file.resolve()) for file in corpus or ()),
     }
-    with told():
+    with report_errors():
         if model.startswith("-"):
             raise ConfigurationError(f"the model comes first: forerun serve MODEL {model} ...")
         base = SpeculationConfig.parse(speculation) if speculation else SpeculationConfig()
         config = SpeculationConfig(
             **{**base.model_dump(), **{key: value for key, value in given.items() if value}}
         )
-        demand_known(config)
+        check_known(config)
         command = serve_command(model, serve_flags(config, context.args))
         if dry_run:
             variables = [f"{name}={value}" for name, value in launch_environment().items()]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from forerun.cli.console import check_figure, counting, told
+from forerun.cli.console import check_figure, progress_bar, report_errors
 
 if TYPE_CHECKING:
-    from forerun.simulate.scenario import Answer, Scenario
+    from forerun.simulate.scenario import Scenario, ScenarioResult
 
 
 _REPLICAS_NEEDED: Final = "replicas needed"
@@ -59,7 +59,7 @@ def simulate(
     """
     if grid == (scenario is not None):
         raise typer.BadParameter("give a scenario, or --grid")
-    with told():
+    with report_errors():
         if plot is not None:
             check_figure(plot)
         if scenario is None:
@@ -73,7 +73,7 @@ def _grid(plot: Path | None, as_json: bool) -> None:
 
     places = grid()
     cells: list[dict[str, Any]] = []
-    with counting("playing", len(places)) as progress:
+    with progress_bar("playing", len(places)) as progress:
         for cell in play(places):
             cells.append(cell)
             progress(len(cells))
@@ -119,8 +119,8 @@ def _scenario(given: str, replicas: int | None, plot: Path | None, as_json: bool
     scenario = Scenario.read(given)
     if replicas is not None:
         scenario = scenario.scaled(replicas)
-    answers: list[Answer] = []
-    with counting("simulating", 3) as progress:
+    answers: list[ScenarioResult] = []
+    with progress_bar("simulating", 3) as progress:
         for who in (PLAIN, FIXED, OURS):
             answers.append(answer(scenario, who))
             progress(len(answers))
@@ -138,7 +138,7 @@ def _scenario(given: str, replicas: int | None, plot: Path | None, as_json: bool
         _print(scenario, answers)
 
 
-def _print(scenario: Scenario, answers: list[Answer]) -> None:
+def _print(scenario: Scenario, answers: list[ScenarioResult]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from forerun.cli.console import check_figure, told
+from forerun.cli.console import check_figure, report_errors
 
 OUTPUT: Final = "Output"
 
@@ -75,7 +75,7 @@ def theory(
     if plot is not None:
         from forerun.bench.figures.theory import draw_theory
 
-        with told():
+        with report_errors():
             check_figure(plot)
             draw_theory(plot)
         typer.echo(f"drawn to {plot}", err=True)

@@ -33,23 +33,23 @@ class TokenDisplay:
     """Shows the outcome of every step: figure 1 of Leviathan et al. (2023)."""
 
     def __init__(self, tokenizer: Any, write: Writer) -> None:
-        from forerun.models.text import Spelling
+        from forerun.models.tokenization import IncrementalDetokenizer
 
         self._tokenizer = tokenizer
-        self._spelling = Spelling(tokenizer)
+        self._spelling = IncrementalDetokenizer(tokenizer)
         self._write = write
 
     def update(self, update: Update) -> None:
         """Accepted draft tokens, the best rejected ones behind them, and the target's own token."""
-        from forerun.engines.local.stories import best_dropped
-        from forerun.engines.local.trace import own_words
-        from forerun.models.text import spell
+        from forerun.engines.local.trace_reader import best_dropped
+        from forerun.engines.local.trace_writer import own_words
+        from forerun.models.tokenization import decode
 
         accepted = own_words(update)
         for place, token in enumerate(update.token_ids):
             if place == len(accepted):
                 nodes = best_dropped(update.draft.parents.tolist(), accepted)
-                rejected = spell(self._tokenizer, update.draft.tokens[nodes].tolist())
+                rejected = decode(self._tokenizer, update.draft.tokens[nodes].tolist())
                 self._write(rejected.replace("\n", "⏎"), "rejected")
             self._write(self._spelling.add(token), "accepted" if place < len(accepted) else "target")
         if update.result is not None:

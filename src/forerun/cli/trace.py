@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.cli.console import check_writable, told
+from forerun.cli.console import check_writable, report_errors
 
 
 def trace(
@@ -15,10 +15,10 @@ def trace(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("trace.html"),
 ) -> None:
     """Write a trace as one self-contained page: the text in colours, every step and its draft tree."""
-    from forerun.engines.local.page import write_page
-    from forerun.engines.local.stories import read_trace
+    from forerun.engines.local.trace_page import write_page
+    from forerun.engines.local.trace_reader import read_trace
 
-    with told():
+    with report_errors():
         check_writable(output)
         stories = read_trace(file)
         write_page(stories, output)

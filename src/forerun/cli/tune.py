@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forerun.cli.console import check_writable, told
+from forerun.cli.console import check_writable, report_errors
 from forerun.servers.processes import STARTUP_TIMEOUT
 
 if TYPE_CHECKING:
-    from forerun.tune.advice import Advice
+    from forerun.tune.recommendation import Recommendation
 
 
 def tune(
@@ -42,19 +42,21 @@ def tune(
 
     Arguments behind `--` are passed to every vLLM server that the command starts.
     """
-    from forerun.bench.contestants import Model
     from forerun.bench.suites import read_suite
-    from forerun.tune.measure import Asked
+    from forerun.bench.systems import ServedModel
+    from forerun.tune.measure import TuningPrompts
     from forerun.tune.page import as_values, write_page
-    from forerun.tune.run import advise
+    from forerun.tune.run import recommend
 
-    with told():
+    with report_errors():
         for each in filter(None, (output, page)):
             check_writable(each)
-        asked = Asked(read_suite(prompts), tokens, temperature).some(num)
+        asked = TuningPrompts(read_suite(prompts), tokens, temperature).some(num)
         with _telling() as watch:
-            served = Model(model, dtype, vllm_flags=tuple(context.args), startup_timeout=startup_timeout)
-            advice = advise(served, asked, [str(each) for each in draft_model or ()], watch)
+            served = ServedModel(
+                model, dtype, vllm_flags=tuple(context.args), startup_timeout=startup_timeout
+            )
+            advice = recommend(served, asked, [str(each) for each in draft_model or ()], watch)
         output.write_text(
             advice.config.model_dump_json(exclude_defaults=True, indent=1) + "\n", encoding="utf-8"
         )
@@ -77,7 +79,7 @@ def tune(
         typer.echo(f"\n{shlex.join(command)}   # with --dry-run: the `vllm serve` that it stands for")
 
 
-def _print(advice: Advice) -> None:
+def _print(advice: Recommendation) -> None:
     """A table of the choices, and the paragraph."""
     from rich import box
     from rich.console import Console

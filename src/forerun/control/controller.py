@@ -19,16 +19,16 @@ from typing import Final
 
 import numpy as np
 
-from forerun.control.budget import MARGIN, Worth, how_far, probe, take
-from forerun.control.cost import StepCost, read_one
-from forerun.control.guesses import ASSUMED, Columns, Guesses, add_ancestors, leading
-from forerun.control.honesty import Account, Purse, Rest
-from forerun.control.survival import Survival
-from forerun.core.compiled import compiled
+from forerun.control.candidates import ASSUMED, Candidates, Columns, add_ancestors, leading_mask
+from forerun.control.draft_budget import MARGIN, Worth, draft_lengths, keep_exploratory, keep_most_likely
+from forerun.control.exploration import ExplorationBudget, LookupBackoff, NetGain
+from forerun.control.step_cost import StepCost, read_one
+from forerun.control.survival import SurvivalEstimator
+from forerun.core.jit import compiled
 from forerun.types import BoolArray, FloatArray, IntArray
 
-PLAIN_AFTER: Final = 8
-PLAIN_EVERY: Final = 100
+BASELINE_AFTER: Final = 8
+BASELINE_EVERY: Final = 100
 """After so many steps with guesses a plain one is measured, if it can be paid for: where guesses gain little
 it costs little. After so many, everything is saved for it."""
 
@@ -42,7 +42,7 @@ LONGEST_LOOK: Final = 0.1
 """The share of a step that a look counts for at most: once in a while something is compiled, or a long prompt
 is read, which rest would not spare us."""
 
-LATELY: Final = 0.1
+EMA_WEIGHT: Final = 0.1
 """What a step counts for in what was so of late."""
 
 
@@ -56,7 +56,7 @@ class Step:
     rows: int
     context: int
     plain: bool
-    guesses: Guesses
+    guesses: Candidates
     tokens: float
     num_greedy: int
     draft_seconds: float = 0.0
@@ -90,15 +90,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class Goodput:
     """Tokens per second of a step: as predicted, as measured, and as plain decoding would have said them."""
 
     predicted: float
     measured: float
-    plain: float
+    baseline: float
 
 
-class Gain:
+class SpeedupEstimate:
     """How much faster than plain decoding it went of late: tokens over time, both as shares of plain ones."""
 
     __slots__ = ("_num", "_seconds", "_tokens")
@@ -109,7 +109,7 @@ class Gain:
     def add(self, tokens: float, seconds: float) -> None:
         """A step said so many times as many tokens as plain decoding in so many times its time."""
         self._num += 1
-        weight = max(LATELY, 1 / self._num)  # at first all steps count the same
+        weight = max(EMA_WEIGHT, 1 / self._num)  # at first all steps count the same
         self._tokens += weight * (tokens - self._tokens)
         self._seconds += weight * (seconds - self._seconds)
 
@@ -124,11 +124,11 @@ class Controller:
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
-        self.survival = Survival()
-        self.purse = Purse()
-        self.accounts = {greedy: Account() for greedy in (True, False)}
-        self.rests = (Rest(), Rest())
-        self._gain = Gain()
+        self.survival = SurvivalEstimator()
+        self.purse = ExplorationBudget()
+        self.accounts = {greedy: NetGain() for greedy in (True, False)}
+        self.rests = (LookupBackoff(), LookupBackoff())
+        self._gain = SpeedupEstimate()
         self._pass_share: dict[str, float] = {}
         self._reading: dict[str, tuple[float, float]] = {}
         self._owed = 0.0
@@ -150,7 +150,7 @@ class Controller:
         """A request is over."""
         self.survival.forget(name)
 
-    def open(self, names: Sequence[str], rows: int, context: int = 0) -> Step:
+    def begin_step(self, names: Sequence[str], rows: int, context: int = 0) -> Step:
         """A step begins: whose next tokens it decides, its rows without guesses, its tokens of context."""
         places = np.array([self.survival.place(name) for name in names], dtype=np.int64)
         greedy = self._greedy[places]
@@ -161,16 +161,16 @@ class Controller:
             rows,
             context,
             self._plain_next,
-            Guesses.none(),
+            Candidates.none(),
             float(len(names)),
             int(np.count_nonzero(greedy)),
         )
 
-    def looks(self, step: Step) -> BoolArray:
+    def should_draft(self, step: Step) -> BoolArray:
         """For whom to look for guesses that cost nothing but the look: where that pays, and wherever every
         guess is wanted.
         """
-        drawn, greedy = (rest.is_over() and not step.plain for rest in self.rests)
+        drawn, greedy = (rest.should_look_up() and not step.plain for rest in self.rests)
         step.looking = (drawn, greedy)
         return ~step.adaptive | (greedy if greedy == drawn else np.where(step.greedy, greedy, drawn))
 
@@ -178,7 +178,7 @@ class Controller:
         """The number of the kind of guess that somebody makes for one of the requests of a step."""
         return self.survival.kind(source, greedy=bool(step.greedy[owner]))
 
-    def allot(self, step: Step, source: str, rooms: IntArray, reading: int = 0) -> IntArray:
+    def draft_lengths(self, step: Step, source: str, rooms: IntArray, reading: int = 0) -> IntArray:
         """How many guesses somebody who takes time for each depth is to make for everybody in a step, and has
         to read so many tokens of prompts first.
         """
@@ -194,16 +194,16 @@ class Controller:
         )
         curve, rate = self._worth(step)
         a_pass = self._pass_seconds(step, source)
-        budgets = how_far(chances, rooms, step.rows, curve, rate, a_pass)
+        budgets = draft_lengths(chances, rooms, step.rows, curve, rate, a_pass)
         if budgets.any():
             return unasked + budgets
         firsts = np.minimum(rooms if rooms.any() else asking, 1)  # those that stand down only if all do
         now, wider = (read_one(*curve, float(step.rows + more)) for more in (0, firsts.sum()))
         hope = (float(chances[rooms > 0].sum()) - MARGIN * len(rooms)) / rate
         loss = max(a_pass + wider - now - hope, 0.0) + self._a_token_read(source) * reading
-        return unasked + (firsts if self.purse.pay(loss) else 0)
+        return unasked + (firsts if self.purse.spend(loss) else 0)
 
-    def went(self, step: Step, source: str, lengths: IntArray, stood: IntArray) -> None:
+    def record_accepted(self, step: Step, source: str, lengths: IntArray, stood: IntArray) -> None:
         """Of so many guesses in a row that somebody made for each request, so many stood: `allot` learns."""
         depth = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         owners = np.repeat(np.arange(len(lengths)), lengths)
@@ -216,18 +216,20 @@ class Controller:
             depth < stood[owners],
         )
 
-    def drafted(self, step: Step, source: str, num_passes: int, seconds: float, reading: int = 0) -> None:
+    def record_draft_time(
+        self, step: Step, source: str, num_passes: int, seconds: float, reading: int = 0
+    ) -> None:
         """Somebody took so long for so many depths, and to read so many tokens of prompts before."""
         step.draft_seconds += seconds
         a_pass = self._pass_seconds(step, source)
         if num_passes and reading:
             took, tokens = self._reading.get(source, (0.0, 0.0))
             more = max(seconds - num_passes * a_pass, 0.0)
-            self._reading[source] = (1 - LATELY) * took + more, (1 - LATELY) * tokens + reading
+            self._reading[source] = (1 - EMA_WEIGHT) * took + more, (1 - EMA_WEIGHT) * tokens + reading
         elif num_passes:
             known = self._pass_share.get(source, FIRST_PASS)
             share = seconds / num_passes / a_pass * known
-            self._pass_share[source] = known + LATELY * (min(share, 2 * known) - known)
+            self._pass_share[source] = known + EMA_WEIGHT * (min(share, 2 * known) - known)
 
     def _a_token_read(self, source: str) -> float:
         """How long somebody takes to read a token of a prompt."""
@@ -239,26 +241,26 @@ class Controller:
         (alone,) = self._prices(step, len(step.places))
         return self._pass_share.get(source, FIRST_PASS) * alone
 
-    def choose(self, step: Step, guesses: Guesses) -> BoolArray:
+    def choose(self, step: Step, guesses: Candidates) -> BoolArray:
         """Which of the guesses are made: as many as tokens per second grow with, and a few to find out."""
         if not len(guesses):
             return np.zeros(0, dtype=bool)
-        survivals = self.estimate(step, guesses)
+        survivals = self.estimate_survival(step, guesses)
         worth = self._worth(step)
-        down = (self.accounts[False].loses, self.accounts[True].loses)
-        purse = self.purse.seconds if self._since_plain < PLAIN_EVERY else -math.inf
+        down = (self.accounts[False].is_losing, self.accounts[True].is_losing)
+        purse = self.purse.seconds if self._since_plain < BASELINE_EVERY else -math.inf
         now = (step.rows, step.plain)
-        kept, promised, loss = settle(
+        kept, promised, loss = select_candidates(
             guesses.columns, survivals, step.columns, now, worth, down, purse, self._guessed
         )
-        self.purse.pay(loss)
+        self.purse.spend(loss)
         step.tokens += float(survivals[kept].sum())
         step.promised = promised.tolist()
-        step.guesses = guesses.some(kept)
+        step.guesses = guesses.select(kept)
         self._guessed[step.places[step.guesses.owners]] = self._num_steps
         return kept
 
-    def worth(self, step: Step, guesses: Guesses) -> FloatArray:
+    def expected_gain(self, step: Step, guesses: Candidates) -> FloatArray:
         """What the guesses of each request are worth, in tokens: how many will stand, less the time of their
         rows. One that does not pay counts for nothing unless it is fixed: it would be left out.
         """
@@ -267,14 +269,14 @@ class Controller:
             return np.zeros(more)
         (knots, seconds), rate = self._worth(step)
         now, wider = (read_one(knots, seconds, float(step.rows + each)) for each in (0, more))
-        net = self.estimate(step, guesses) - rate * (wider - now) / more
+        net = self.estimate_survival(step, guesses) - rate * (wider - now) / more
         totals = np.zeros(more)
         np.add.at(totals, guesses.owners, np.where(guesses.fixed, net, np.maximum(net, 0.0)))
         return totals
 
-    def close(
+    def record_step(
         self, step: Step, stood: BoolArray, seconds: float, checked: BoolArray | None = None
-    ) -> Rates | None:
+    ) -> Goodput | None:
         """A step is over: which of its guesses stood, out of those that were checked (all, if nothing is
         said), and how long it took, looking for guesses included. None, if nothing can be compared.
         """
@@ -285,10 +287,10 @@ class Controller:
         self._num_steps += 1
         seconds -= step.look_seconds
         if checked is not None and not checked.all():
-            step.guesses, stood = step.guesses.some(checked), stood[checked]
+            step.guesses, stood = step.guesses.select(checked), stood[checked]
         rates = self._account(step, stood, seconds)
         if self.cost.knows(step.num_rows):
-            self.cost.took(step.num_rows, seconds - step.draft_seconds, step.context, sampled=step.sampled)
+            self.cost.update(step.num_rows, seconds - step.draft_seconds, step.context, sampled=step.sampled)
         if len(stood):
             guesses = step.guesses
             self.survival.learn(
@@ -298,7 +300,7 @@ class Controller:
             self._look_after_plain(step)
         return rates
 
-    def estimate(self, step: Step, guesses: Guesses) -> FloatArray:
+    def estimate_survival(self, step: Step, guesses: Candidates) -> FloatArray:
         """The survival of every guess."""
         return self.survival.estimate(
             guesses.stated, guesses.parents, guesses.kinds, step.places[guesses.owners]
@@ -306,17 +308,17 @@ class Controller:
 
     def _stands_down(self, greedy: BoolArray) -> BoolArray:
         """Whose class of requests loses by guessing."""
-        return np.where(greedy, self.accounts[True].loses, self.accounts[False].loses)
+        return np.where(greedy, self.accounts[True].is_losing, self.accounts[False].is_losing)
 
     def _worth(self, step: Step) -> Worth:
         """The curve of a step's passes, and what a second is worth in tokens: plain decoding of these
         requests alone, without prompts that others read, times the gain of late.
         """
-        curve = self.cost.cautious(step.rows, step.context, sampled=step.sampled)
+        curve = self.cost.upper_curve(step.rows, step.context, sampled=step.sampled)
         plain = read_one(*curve, float(len(step.places)))
         return curve, self._gain.value * len(step.places) / plain
 
-    def _account(self, step: Step, stood: BoolArray, seconds: float) -> Rates | None:
+    def _account(self, step: Step, stood: BoolArray, seconds: float) -> Goodput | None:
         """Book what guesses brought and what they took, those that nobody asked us about left out."""
         num = len(step.places)
         if num:
@@ -329,7 +331,7 @@ class Controller:
             self._book_looks(step, 0.0, 0.0, seconds)
             if step.adaptive.all():
                 self._gain.add(1.0, 1.0)
-            return Rates(measured, measured, measured)
+            return Goodput(measured, measured, measured)
         plain, alone, with_guesses = self._prices(step, step.rows, num, step.num_rows)
         a_token, expected = alone / num, with_guesses + step.draft_seconds
         believed = min(max(seconds, (1 - BELIEVED) * expected), (1 + BELIEVED) * expected)
@@ -338,7 +340,7 @@ class Controller:
             self._book_looks(step, a_token, (with_guesses - plain) / len(stood), seconds)
         if step.adaptive.all():
             self._gain.add((num + np.count_nonzero(stood)) / num, believed / plain)
-        return Rates(step.tokens / expected, measured, num / plain)
+        return Goodput(step.tokens / expected, measured, num / plain)
 
     def _book(self, step: Step, stood: BoolArray, prices: tuple[float, float, float]) -> None:
         """Book for every class of requests what its guesses brought and what they took: their share of what
@@ -352,7 +354,7 @@ class Controller:
         for greedy, (share, made, brought, _) in enumerate(books):
             if made:
                 cost = (spent + self._owed) * made / len(stood)
-                self.accounts[bool(greedy)].book(brought * a_token, cost, plain * share)
+                self.accounts[bool(greedy)].record(brought * a_token, cost, plain * share)
         self._owed = 0.0
         step.found = (books[0][3], books[1][3])
 
@@ -367,11 +369,11 @@ class Controller:
         ):
             if num and looked:
                 promised, brought = (each * a_token - rows * a_row for each in (tokens, found))
-                rest.looked(max(promised, 0.0), brought, look * num / len(step.places))
+                rest.record_lookup(max(promised, 0.0), brought, look * num / len(step.places))
 
     def _prices(self, step: Step, *rows: int) -> list[float]:
         """The seconds of passes with so many rows, if they are otherwise like those of a step."""
-        curve = self.cost.seconds(step.context, sampled=step.sampled)
+        curve = self.cost.curve_at(step.context, sampled=step.sampled)
         return [read_one(self.cost.rows, curve, float(num)) for num in rows]
 
     def _look_after_plain(self, step: Step) -> None:
@@ -379,14 +381,14 @@ class Controller:
         guessed = len(step.guesses) > 0 or step.draft_seconds > 0
         self._since_plain = self._since_plain + 1 if guessed and not step.plain else 0
         self._plain_next = False
-        if self._since_plain >= PLAIN_AFTER:
+        if self._since_plain >= BASELINE_AFTER:
             plain, this = self._prices(step, step.rows, step.num_rows)
             expected = step.tokens / len(step.places) * plain / (this + step.draft_seconds)
-            self._plain_next = self.purse.pay(plain * (1 - 1 / max(self._gain.value, expected)))
+            self._plain_next = self.purse.spend(plain * (1 - 1 / max(self._gain.value, expected)))
 
 
 @compiled
-def settle(
+def select_candidates(
     guesses: Columns,
     survivals: FloatArray,
     requests: tuple[IntArray, BoolArray, BoolArray],
@@ -415,14 +417,14 @@ def settle(
     if asked and not plain:
         for i in range(len(owners)):
             free[i] = not kept[i] and not down[int(greedy[owners[i]])]
-        take(kept, survivals, free, len(places), rows, worth)
+        keep_most_likely(kept, survivals, free, len(places), rows, worth)
         for i in range(len(owners)):
             if kept[i] and free[i]:
                 promised[int(greedy[owners[i]]), 0] += survivals[i]
                 promised[int(greedy[owners[i]]), 1] += 1
         firsts = _without(kept, guesses, guessed[places])
         hopes = np.where(free, survivals, 0.0)
-        loss = probe(kept, firsts, hopes, rows, worth, purse)
+        loss = keep_exploratory(kept, firsts, hopes, rows, worth, purse)
     return kept, promised, loss
 
 
@@ -460,17 +462,17 @@ def by_class(
     return out
 
 
-def warm() -> None:
+def warm_up() -> None:
     """Compile all that a step needs: nobody should wait for that in the first one."""
-    controller = Controller(StepCost.typical())
+    controller = Controller(StepCost.default())
     controller.admit("warm-up", greedy=True, adaptive=False)
     controller.admit("adaptive", greedy=True)
     one, size = np.array([1]), np.array([0.5])
     for name in ("warm-up", "warm-up", "adaptive"):
-        step = controller.open([name], 1)
-        controller.looks(step)
-        controller.allot(step, "warm-up", one)
+        step = controller.begin_step([name], 1)
+        controller.should_draft(step)
+        controller.draft_lengths(step, "warm-up", one)
         kinds = np.array([controller.kind(step, "warm-up", 0)])
-        kept = controller.choose(step, Guesses.chains(size, one, kinds, np.array([False])))
+        kept = controller.choose(step, Candidates.chains(size, one, kinds, np.array([False])))
         sizes = kept.astype(np.int64)
-        controller.close(step, leading(sizes, one), 1.0, leading(sizes, one))
+        controller.record_step(step, leading_mask(sizes, one), 1.0, leading_mask(sizes, one))

@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from forerun.core.compiled import compiled
+from forerun.core.jit import compiled
 from forerun.types import BoolArray, FloatArray, IntArray
 
 LINE: Final = (0.5, 1.0, 0.0)
@@ -51,7 +51,7 @@ LOG: Final = np.log(np.maximum(np.arange(1025), 1))
 """Logarithms of depths: drafts are no deeper than this."""
 
 
-class Survival:
+class SurvivalEstimator:
     """Estimates for requests in numbered places, and guesses of numbered kinds."""
 
     def __init__(self) -> None:

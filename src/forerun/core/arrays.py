@@ -15,10 +15,10 @@ from forerun.core.tensors import Tensor, torch
 from forerun.errors import InvalidDistribution
 from forerun.types import IntArray
 
-Wide: TypeAlias = Any
+VocabRows: TypeAlias = Any
 """[rows, vocabulary]: a float tensor, or a NumPy array of Fractions."""
 
-Narrow: TypeAlias = Any
+PerRow: TypeAlias = Any
 """A number per row on the host: a NumPy array of float64 or of Fractions."""
 
 
@@ -30,34 +30,34 @@ _SMALL = 2.0**-20
 """Masses above this are near enough to 1."""
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Rows on demand. A tensor is one; so is anything that computes only the rows it is asked for.
 
     It may also have `chances(rows, columns)`, where single entries are cheaper than whole rows, and
     `peek(rows)`, where rows are at hand that need no copy.
     """
 
-    def __getitem__(self, rows: IntArray, /) -> Wide: ...
+    def __getitem__(self, rows: IntArray, /) -> VocabRows: ...
 
 
-def on_cpu(wide: Wide) -> bool:
+def on_cpu(wide: VocabRows) -> bool:
     """Whether compiled loops can run over these rows."""
     return isinstance(wide, Tensor) and wide.device.type == "cpu"
 
 
-def take(source: Any, rows: IntArray) -> Wide:
+def copy_rows(source: Any, rows: IntArray) -> VocabRows:
     """A copy of these rows. `index_select` is some forty times faster than indexing with a NumPy array."""
     if isinstance(source, Tensor):
         return source.index_select(0, torch.from_numpy(rows).to(source.device))
     return source[rows]
 
 
-def among(wide: Wide, rows: IntArray) -> Wide:
+def read_rows(wide: VocabRows, rows: IntArray) -> VocabRows:
     """These rows, to be read: a copy, or the whole itself where they are all of it, in order."""
-    return wide if _are_all(rows, wide) else take(wide, rows)
+    return wide if _are_all(rows, wide) else copy_rows(wide, rows)
 
 
-def stack(rows: Any) -> Wide:
+def stack(rows: Any) -> VocabRows:
     """One wide array of separate rows; a wide array as it is."""
     if isinstance(rows, (Tensor, np.ndarray)):
         return rows
@@ -75,7 +75,7 @@ def gather(rows: Sequence[Any], columns: Sequence[int]) -> list[Any]:
     return [table[c] for table, c in zip(tables, columns, strict=True)]
 
 
-def entries(wide: Wide, rows: IntArray, columns: IntArray) -> Narrow:
+def entries(wide: VocabRows, rows: IntArray, columns: IntArray) -> PerRow:
     """wide[rows[i], columns[i]] for every i."""
     if isinstance(wide, Tensor):
         at = torch.from_numpy(rows * wide.shape[1] + columns).to(wide.device)
@@ -83,20 +83,26 @@ def entries(wide: Wide, rows: IntArray, columns: IntArray) -> Narrow:
     return wide[rows, columns]
 
 
-def chances(source: Any, rows: IntArray, columns: IntArray) -> Narrow:
+def token_probs(source: Any, rows: IntArray, columns: IntArray) -> PerRow:
     """source[rows[i], columns[i]] for every i, without reading more than that where it knows how."""
-    return source.chances(rows, columns) if hasattr(source, "chances") else entries(source, rows, columns)
+    return (
+        source.token_probs(rows, columns)
+        if hasattr(source, "token_probs")
+        else entries(source, rows, columns)
+    )
 
 
-def peek(source: Any, rows: IntArray) -> list[Any]:
+def read_each_row(source: Any, rows: IntArray) -> list[Any]:
     """These rows one by one, to be read."""
     peeked: list[Any] = (
-        source.peek(rows) if hasattr(source, "peek") else [source[row] for row in rows.tolist()]
+        source.read_only_rows(rows)
+        if hasattr(source, "read_only_rows")
+        else [source[row] for row in rows.tolist()]
     )
     return peeked
 
 
-def put(wide: Wide, rows: IntArray, values: Wide) -> Wide:
+def overwrite_rows(wide: VocabRows, rows: IntArray, values: VocabRows) -> VocabRows:
     """The array with these rows overwritten, in place; or the values themselves, where they are all of it."""
     if _are_all(rows, wide):
         return values
@@ -106,7 +112,7 @@ def put(wide: Wide, rows: IntArray, values: Wide) -> Wide:
     return wide
 
 
-def clear(wide: Wide, rows: IntArray, columns: IntArray) -> None:
+def zero_entries(wide: VocabRows, rows: IntArray, columns: IntArray) -> None:
     """Set wide[rows[i], columns[i]] to zero for every i."""
     if isinstance(wide, Tensor) and len(rows):
         wide[torch.from_numpy(rows).to(wide.device), torch.from_numpy(columns).to(wide.device)] = 0
@@ -114,31 +120,31 @@ def clear(wide: Wide, rows: IntArray, columns: IntArray) -> None:
         wide[rows, columns] = 0
 
 
-def ones_beside(wide: Wide) -> Narrow:
+def ones_like_rows(wide: VocabRows) -> PerRow:
     """A one per row, of the kind of number that goes with these rows."""
     return np.ones(len(wide), dtype=np.float64 if isinstance(wide, Tensor) else object)
 
 
-def scaled(wide: Wide, factors: Narrow) -> Wide:
+def scale_rows(wide: VocabRows, factors: PerRow) -> VocabRows:
     """Each row times its own number."""
     return wide * _column(wide, factors)
 
 
-def positive(wide: Wide) -> Wide:
+def clamp_to_positive(wide: VocabRows) -> VocabRows:
     """max(x, 0), entry by entry, of an array nobody else holds."""
     if isinstance(wide, Tensor):
         return wide.clamp_min_(0)
     return wide * (wide > 0)
 
 
-def mass(wide: Wide) -> Narrow:
+def row_sums(wide: VocabRows) -> PerRow:
     """The sum of each row."""
     if isinstance(wide, Tensor):
         return wide.sum(-1).double().numpy(force=True)
     return wide.sum(-1)
 
 
-def peak(wide: Wide) -> tuple[IntArray, Narrow]:
+def row_argmax(wide: VocabRows) -> tuple[IntArray, PerRow]:
     """Each row's first largest entry: where, and how large."""
     if isinstance(wide, Tensor):
         top, where = wide.max(-1)
@@ -156,40 +162,40 @@ def first_largest(wide: torch.Tensor, rows: IntArray) -> IntArray:
         some = (wide[row] for row in rows.tolist())
         where = np.array([row.to(torch.float32).numpy().argmax() for row in some], dtype=np.int64)
     else:
-        where = take(wide, rows).argmax(-1).numpy(force=True)
+        where = copy_rows(wide, rows).argmax(-1).numpy(force=True)
     if not np.isfinite(entries(wide, rows, where)).all():
         raise InvalidDistribution("the largest logit of a row is NaN or infinite: check the model's output")
     return where
 
 
-def cumulative(wide: Wide) -> Wide:
+def row_cumsum(wide: VocabRows) -> VocabRows:
     """Running sums along each row; in float64, since 256k float32 additions lose small tokens."""
     if isinstance(wide, Tensor):
         return wide.cumsum(-1, dtype=torch.float64)
     return wide.cumsum(-1)
 
 
-def count(condition: Any) -> IntArray:
+def count_true(condition: Any) -> IntArray:
     """How many entries of each row are true."""
     if isinstance(condition, Tensor):
         return condition.sum(-1).numpy(force=True)
     return np.asarray(condition.sum(-1), dtype=np.int64)
 
 
-def near_one(wide: Wide) -> tuple[Wide, Narrow]:
+def normalize_exponent(wide: VocabRows) -> tuple[VocabRows, PerRow]:
     """Rows times powers of two that bring their masses near 1, and those masses.
 
     Powers of two are exact, and no decision depends on the scale of a residual; without this a long run of
     refused siblings would underflow. Fractions do not underflow and are left alone.
     """
-    masses = mass(wide)
+    masses = row_sums(wide)
     if not isinstance(wide, Tensor) or (masses > _SMALL).all():
         return wide, masses
     factors = np.ldexp(1.0, np.clip(-np.frexp(masses)[1], -_MOST_DOUBLINGS, _MOST_DOUBLINGS))
-    return scaled(wide, factors), masses * factors
+    return scale_rows(wide, factors), masses * factors
 
 
-def ratio_near_one(a: Narrow, b: Narrow) -> tuple[Narrow, Narrow]:
+def rescale_pair(a: PerRow, b: PerRow) -> tuple[PerRow, PerRow]:
     """a and b times a common power of two that brings b near 1, so that long products do not underflow."""
     if b.dtype == object:
         return a, b
@@ -197,13 +203,13 @@ def ratio_near_one(a: Narrow, b: Narrow) -> tuple[Narrow, Narrow]:
     return np.ldexp(a, -exponent), np.ldexp(b, -exponent)
 
 
-def _column(wide: Wide, numbers: Narrow) -> Any:
+def _column(wide: VocabRows, numbers: PerRow) -> Any:
     """A number per row, as a column beside `wide`."""
     if isinstance(wide, Tensor):
         return torch.from_numpy(np.asarray(numbers, dtype=np.float64)).to(wide.device, wide.dtype)[:, None]
     return np.asarray(numbers)[:, None]
 
 
-def _are_all(rows: IntArray, wide: Wide) -> bool:
+def _are_all(rows: IntArray, wide: VocabRows) -> bool:
     """Whether these are all rows of an array, in order."""
     return len(rows) == len(wide) and bool((rows == np.arange(len(rows))).all())

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.core.compiled import compiled, inlined
+from forerun.core.jit import compiled, inlined
 from forerun.types import FloatArray, IntArray
 
 _LOW = 0xFFFFFFFF

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from forerun.core.compiled import compiled
+from forerun.core.jit import compiled
+from forerun.core.row_threads import over_rows
 from forerun.core.tensors import torch
-from forerun.core.threads import over_rows
 
 
 def keep_nucleus(p: torch.Tensor, top_p: np.ndarray) -> None:

@@ -13,15 +13,15 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from forerun.core.block import block
-from forerun.core.follow import follow
-from forerun.core.forest import Forest
+from forerun.core.batch_sampling import BatchSampling
+from forerun.core.block_verification import block_verify
+from forerun.core.draft_forest import Forest
 from forerun.core.lenient import lenient, lenient_greedy
+from forerun.core.logits_processors import TokenHistory
+from forerun.core.match_target import match_target
 from forerun.core.noise import Stream, signed, uniforms
-from forerun.core.reject import reject
-from forerun.core.rules import History
-from forerun.core.settings import Settings
-from forerun.core.target import READ_AHEAD, RawTarget, Taken, Target
+from forerun.core.rejection_sampling import rejection_sample
+from forerun.core.target_distribution import READ_AHEAD, TargetDistribution, TargetTokens, UnwarpedTarget
 from forerun.core.tensors import torch
 from forerun.errors import InvalidDistribution, InvalidSampling
 from forerun.types import Draft, FloatArray, IntArray, SamplingParams, Verdict
@@ -48,7 +48,7 @@ class Method(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Round:
+class VerifyRequest:
     """One request's part in a step: its guess, its settings, and where its noise is found.
 
     `jointly` says whether a drawn chain may be judged as a whole. Whoever joins drawn guesses with chosen
@@ -59,7 +59,7 @@ class Round:
     sampling: SamplingParams
     key: int
     length: int
-    history: History = field(default_factory=History)
+    history: TokenHistory = field(default_factory=TokenHistory)
     lenience: float = 1.0
     jointly: bool = True
 
@@ -68,7 +68,7 @@ class Round:
             raise InvalidSampling(f"lenience is {self.lenience}; it must be more than 0 and at most 1")
 
 
-def method_for(each: Round, verifier: Verifier = "auto") -> Method:
+def method_for(each: VerifyRequest, verifier: Verifier = "auto") -> Method:
     """The verifier of a request; `verifier` says which one judges guesses sampled from a q.
 
     Left to itself that is `block` for chains, which keeps more, and `reject` for trees.
@@ -83,49 +83,53 @@ def method_for(each: Round, verifier: Verifier = "auto") -> Method:
     return Method.BLOCK
 
 
-def verify(rounds: Sequence[Round], logits: torch.Tensor, verifier: Verifier = "auto") -> list[Verdict]:
+def verify(
+    requests: Sequence[VerifyRequest], logits: torch.Tensor, verifier: Verifier = "auto"
+) -> list[Verdict]:
     """The verdict of every request. Request after request, the logits have a row for its last committed
     token and one for each of its guesses.
     """
-    sizes = np.array([len(each.draft) + 1 for each in rounds], dtype=np.int64)
+    sizes = np.array([len(each.draft) + 1 for each in requests], dtype=np.int64)
     if sizes.sum() != len(logits):
         raise InvalidDistribution(
             f"{len(logits)} rows of logits came for {sizes.sum()} rows: n guesses need n + 1"
         )
     first_row = np.cumsum(sizes) - sizes
     verdicts: dict[int, Verdict] = {}
-    for method, members in _by_method(rounds, verifier).items():
+    for method, members in _by_method(requests, verifier).items():
         for some in _parts(members, logits.shape[1]):
             at = np.concatenate([first_row[i] + np.arange(sizes[i]) for i in some])
-            verdicts |= zip(some, _judge(method, [rounds[i] for i in some], logits, at), strict=True)
-    return [verdicts[i] for i in range(len(rounds))]
+            verdicts |= zip(some, _judge(method, [requests[i] for i in some], logits, at), strict=True)
+    return [verdicts[i] for i in range(len(requests))]
 
 
-def _judge(method: Method, rounds: Sequence[Round], logits: torch.Tensor, at: IntArray) -> list[Verdict]:
+def _judge(
+    method: Method, rounds: Sequence[VerifyRequest], logits: torch.Tensor, at: IntArray
+) -> list[Verdict]:
     """The verdicts of requests that share a verifier; `at` says which rows of the logits are theirs."""
     forest = Forest.pack([each.draft for each in rounds])
-    forest.demand_fit(logits.shape[1])
-    target = Target(
+    forest.check_vocabulary(logits.shape[1])
+    target = TargetDistribution(
         logits=logits,
         at=at,
         forest=forest,
-        settings=Settings.of([each.sampling for each in rounds]),
+        settings=BatchSampling.of([each.sampling for each in rounds]),
         keys=np.array([signed(each.key) for each in rounds], dtype=np.int64),
         lengths=np.array([each.length for each in rounds], dtype=np.int64),
         histories=[each.history for each in rounds],
     )
     if method is Method.FOLLOW:
-        return follow(forest, Taken(target))
+        return match_target(forest, TargetTokens(target))
     lenience = np.array([each.lenience for each in rounds])
     if method is Method.LENIENT_GREEDY:
-        return lenient_greedy(forest, RawTarget(target), lenience)
-    u, v = noise_of(target)
+        return lenient_greedy(forest, UnwarpedTarget(target), lenience)
+    u, v = verification_noise(target)
     if method is Method.LENIENT:
         return lenient(forest, target, u, v, lenience)
-    return (block if method is Method.BLOCK else reject)(forest, target, u, v)
+    return (block_verify if method is Method.BLOCK else rejection_sample)(forest, target, u, v)
 
 
-def noise_of(target: Target) -> tuple[FloatArray, FloatArray]:
+def verification_noise(target: TargetDistribution) -> tuple[FloatArray, FloatArray]:
     """A number to judge each guess by, and one to draw each request's last token with."""
     forest = target.forest
     rows = np.arange(forest.num_rows)
@@ -135,7 +139,7 @@ def noise_of(target: Target) -> tuple[FloatArray, FloatArray]:
     return u, v
 
 
-def _by_method(rounds: Sequence[Round], verifier: Verifier) -> dict[Method, list[int]]:
+def _by_method(rounds: Sequence[VerifyRequest], verifier: Verifier) -> dict[Method, list[int]]:
     """The requests of each verifier."""
     members: dict[Method, list[int]] = {}
     for i, each in enumerate(rounds):

@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from forerun.core.compiled import compiled
-from forerun.drafters.sightings import AHEAD, BREAK, CORPUS, COUNT, LONGEST, MATCH, PLACE, SOURCE, Ints
+from forerun.core.jit import compiled
+from forerun.drafters.matches import AHEAD, BREAK, CORPUS, COUNT, LONGEST, MATCH, PLACE, SOURCE, Ints
 from forerun.errors import InvalidCorpus, VocabularyMismatch
 
 MAGIC: Final = b"forerun corpus\n"

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from forerun.core.compiled import compiled
+from forerun.core.jit import compiled
 from forerun.drafters.corpus import GUIDED, STRIDE, Bytes, Places, Text, pack_header, shared, token_at
-from forerun.drafters.sightings import BREAK, LONGEST, Ints
+from forerun.drafters.matches import BREAK, LONGEST, Ints
 from forerun.errors import InvalidCorpus, MissingExtra
 
 _PAGE = 4096

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerun.drafters.corpus import fingerprint
-from forerun.drafters.sightings import Ints
+from forerun.drafters.matches import Ints
 from forerun.errors import ConfigurationError, InvalidCorpus, MissingExtra
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from forerun.drafters.counts import Counts, predict
-from forerun.drafters.tree import EVIDENCE, RECORD
+from forerun.drafters.match_tree import EVIDENCE, RECORD
+from forerun.drafters.ngram_counts import NgramCounts, predict
 from forerun.errors import ConfigurationError
 from forerun.types import Draft, Proposal, RequestView, Verdict
 
@@ -71,7 +71,7 @@ class NgramDrafter:
         request = self._requests.get(view.id)
         if request is None or request.known > len(view.tokens):
             room = len(view.tokens) * 5 // 4 + 256
-            request = self._requests[view.id] = _Request(Counts(self.order, room, self.most_tokens))
+            request = self._requests[view.id] = _Request(NgramCounts(self.order, room, self.most_tokens))
         new = np.array(view.tokens[request.known :], dtype=np.int32)
         request.counts.extend(new)
         request.known += len(new)
@@ -119,7 +119,7 @@ class _Request:
 
     __slots__ = ("counts", "known", "record", "tries")
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: NgramCounts) -> None:
         self.counts = counts
         self.known = 0
         self.record, self.tries = _PRIOR

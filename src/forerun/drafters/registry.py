@@ -13,7 +13,7 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError
 from forerun.types import Drafter, RequestView, Verdict
 
-OF_THE_ENGINE: Final = ("grammar", "model")
+ENGINE_ONLY: Final = ("grammar", "model")
 """Drafters that only an engine can be: what a grammar forces, and a model that runs beside the target."""
 
 
@@ -30,9 +30,9 @@ def make_drafters(
     else:
         plain = config
     return {
-        name: warm(_maker(name)(plain if name == "ngram" else config, chain, vocabulary))
+        name: warm_up(_maker(name)(plain if name == "ngram" else config, chain, vocabulary))
         for name in config.names
-        if name not in OF_THE_ENGINE
+        if name not in ENGINE_ONLY
     }
 
 
@@ -46,14 +46,14 @@ def make_drafter(config: SpeculationConfig, *, chain: bool = False, vocabulary: 
     return next(iter(drafters.values()))
 
 
-def demand_known(config: SpeculationConfig) -> None:
+def check_known(config: SpeculationConfig) -> None:
     """Raise `ConfigurationError` if a configuration names somebody who is not there."""
     for name in config.names:
-        if name not in OF_THE_ENGINE:
+        if name not in ENGINE_ONLY:
             _maker(name)
 
 
-def warm(drafter: Drafter) -> Drafter:
+def warm_up(drafter: Drafter) -> Drafter:
     """A drafter that has compiled what it needs: for a text that grows, and for one that was seen before."""
     for name in ("warm-up", "warm-up again"):
         for text in ([1, 2, 1, 2], [1, 2, 1, 2, 1]):
@@ -72,7 +72,7 @@ def _maker(name: str) -> Maker:
         return DRAFTERS[name]
     module, colon, attribute = name.partition(":")
     if not colon:
-        known = ", ".join(sorted((*DRAFTERS, *OF_THE_ENGINE)))
+        known = ", ".join(sorted((*DRAFTERS, *ENGINE_ONLY)))
         raise ConfigurationError(
             f"no drafter is called {name!r}; there are auto, {known}, and your own as module:class"
         )

@@ -14,12 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from forerun.core.compiled import compiled
+from forerun.core.jit import compiled
+from forerun.drafters.context_index import NUM_FREQUENT, ContextIndex, read_on, recall, recall_own
 from forerun.drafters.corpus import Corpus
-from forerun.drafters.index import NUM_FREQUENT, Index, read_on, recall, recall_own
-from forerun.drafters.sightings import AHEAD, LONGEST, NUM_SOURCES, SHARED, SOURCE, Ints
-from forerun.drafters.store import Store
-from forerun.drafters.tree import EVIDENCE, FROM, PARENTS, TOKENS, Evidence, Workspace, grow
+from forerun.drafters.match_tree import EVIDENCE, FROM, PARENTS, TOKENS, Evidence, Workspace, grow
+from forerun.drafters.matches import AHEAD, LONGEST, NUM_SOURCES, SHARED, SOURCE, Ints
+from forerun.drafters.output_store import OutputStore
 from forerun.errors import ConfigurationError
 from forerun.types import ROOT, BoolArray, Draft, IntArray, RequestView, Verdict
 
@@ -60,7 +60,7 @@ class SuffixDrafter:
             )
         self.chain = chain
         self.corpora = tuple(corpora)
-        self.store = Store(store_tokens) if share_outputs else None
+        self.store = OutputStore(store_tokens) if share_outputs else None
         self.most_tokens = most_tokens
         self._requests: dict[str, _Request] = {}
         self._lock = Lock()
@@ -163,7 +163,7 @@ class _Request:
         self.num_prompt = view.num_prompt
         self.known = 0
         self.rest: list[int] = []
-        self.index = Index(room=len(view.tokens) * 5 // 4 + 256, most=most_tokens)
+        self.index = ContextIndex(room=len(view.tokens) * 5 // 4 + 256, most=most_tokens)
         self.record = np.full(NUM_SOURCES, 0.5, dtype=np.float32)
         self.tries = np.full(NUM_SOURCES, 2.0, dtype=np.float32)
 

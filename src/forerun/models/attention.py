@@ -31,7 +31,7 @@ _UNKNOWN: Final = ("softcap", "s_aux", "sinks", "position_bias")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Segment:
     """One text's rows in a pass: behind `length` committed ones and some that are not.
 
     `visible[i, j]` says whether row i looks at uncommitted row j; a row's depth is how many it sees.
@@ -59,7 +59,7 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class AttentionBlock:
     """Texts that are attended to together: neighbouring slots, each padded to the same number of rows.
 
     Padding i of the block is row `rows[i]` of the pass, any row where there is none; row i of the block's
@@ -89,13 +89,13 @@ class Block:
         return self._folded[groups]
 
 
-def blocks_of(parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> list[Block]:
+def blocks_of(parts: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> list[AttentionBlock]:
     """The blocks of a pass."""
     first_rows = np.cumsum([0, *(part.num_rows for part in parts)])
     return [_block(parts, some, first_rows, dtype, device) for some in _groups(parts)]
 
 
-def _groups(parts: Sequence[Part]) -> Iterator[list[int]]:
+def _groups(parts: Sequence[Segment]) -> Iterator[list[int]]:
     narrow = [i for i, part in enumerate(parts) if part.num_rows <= WIDE]
     if narrow:
         yield narrow
@@ -103,8 +103,12 @@ def _groups(parts: Sequence[Part]) -> Iterator[list[int]]:
 
 
 def _block(
-    parts: Sequence[Part], some: Sequence[int], first_rows: IntArray, dtype: torch.dtype, device: torch.device
-) -> Block:
+    parts: Sequence[Segment],
+    some: Sequence[int],
+    first_rows: IntArray,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionBlock:
     first, last = min(parts[i].slot for i in some), max(parts[i].slot for i in some) + 1
     width = max(parts[i].num_rows for i in some)
     length = max(parts[i].num_seen for i in some)
@@ -120,7 +124,7 @@ def _block(
         hidden[at, 0, mine, part.length : part.num_seen] = ~part.visible
         hidden[at, 0, mine, part.num_seen :] = True
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
-    return Block(
+    return AttentionBlock(
         slots=(first, last),
         length=length,
         width=width,
@@ -141,7 +145,7 @@ def attend(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    blocks: Sequence[Block] | None = None,
+    blocks: Sequence[AttentionBlock] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention over the blocks of a pass; without any it is transformers' own.
@@ -167,7 +171,7 @@ def attend(
 
 
 def _attend_to(
-    block: Block, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+    block: AttentionBlock, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
 ) -> torch.Tensor:
     """Attention for the padded rows of one block, [slots, heads, width, size], and of that shape."""
     first, last = block.slots

@@ -18,8 +18,8 @@ import torch
 from transformers import DynamicCache
 
 from forerun.errors import ConfigurationError, InvalidRequest, UnsupportedModel
-from forerun.models.attention import NAME, Part, blocks_of
-from forerun.models.cache import Shape, SlottedCache
+from forerun.models.attention import NAME, Segment, blocks_of
+from forerun.models.kv_cache import CacheShape, SlottedCache
 from forerun.types import BoolArray, IntArray
 
 COMMITTED: Final = -1
@@ -36,7 +36,7 @@ read again as a path of a tree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class InputRows:
     """Tokens to read behind a text. `parents` are rows read since the last `keep`, these included, or
     `COMMITTED`; without any the tokens are a chain behind the last row read. Logits are wanted of the last
     `num_logits`.
@@ -80,25 +80,25 @@ class Runner:
         """How many rows of a text are committed."""
         return int(self.cache.lengths[slot])
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A slot for a new text."""
-        slot = self.cache.take()
+        slot = self.cache.allocate()
         self._visible[slot] = _NONE
         return slot
 
-    def release(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """A text is over."""
         del self._visible[slot]
-        self.cache.release(slot)
+        self.cache.free(slot)
 
     @torch.inference_mode()
-    def read(self, texts: Sequence[Rows]) -> torch.Tensor:
+    def forward(self, texts: Sequence[InputRows]) -> torch.Tensor:
         """Read rows of some texts in one pass; the logits that are wanted, text after text."""
         if self._together or len(texts) == 1:
             return self._pass(texts)
         return torch.cat([self._pass([each]) for each in texts])
 
-    def keep(self, paths: Mapping[int, Sequence[int]]) -> None:
+    def commit(self, paths: Mapping[int, Sequence[int]]) -> None:
         """Commit, of the rows read behind each of these texts, one path; the others are dropped."""
         moves = [
             (slot, self.length(slot) + row, self.length(slot) + place)
@@ -112,7 +112,7 @@ class Runner:
         if moves:
             self.cache.move(*np.array(moves, dtype=np.int64).T)
 
-    def cut(self, slot: int, length: int) -> None:
+    def truncate(self, slot: int, length: int) -> None:
         """Roll a text back to a length."""
         self.cache.lengths[slot] = min(length, self.length(slot))
         self._visible[slot] = _NONE
@@ -124,25 +124,25 @@ class Runner:
         size = sum(weight.numel() for weight in model.parameters())
         return f"{type(model).__name__} {size} {model.dtype} {model.device} {torch.get_num_threads()}"
 
-    def time(self, num_rows: int) -> float:
+    def time_forward(self, num_rows: int) -> float:
         """The seconds of a pass with so many rows, as guesses make them; needs a free slot."""
-        slot = self.take()
+        slot = self.allocate()
         try:
             rows = min(num_rows, self.max_length)
             self._wait()
             began = time.perf_counter()
-            self.read([Rows(slot, np.ones(rows, dtype=np.int64), num_logits=rows)])
+            self.forward([InputRows(slot, np.ones(rows, dtype=np.int64), num_logits=rows)])
             self._wait()
             return time.perf_counter() - began
         finally:
-            self.release(slot)
+            self.free(slot)
 
     def _wait(self) -> None:
         """Until the device has done what it was told."""
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
 
-    def _pass(self, texts: Sequence[Rows]) -> torch.Tensor:
+    def _pass(self, texts: Sequence[InputRows]) -> torch.Tensor:
         """One run of the model."""
         parts = [self._part(rows) for rows in texts]
         blocks = blocks_of(parts, self.model.dtype, self.model.device)
@@ -169,9 +169,9 @@ class Runner:
         logits: torch.Tensor = out.logits[0, : len(wanted)]
         return logits
 
-    def _part(self, rows: Rows) -> Part:
+    def _part(self, rows: InputRows) -> Segment:
         """What the rows of a text may look at."""
-        part = Part(rows.slot, self.length(rows.slot), _lineage(self._visible[rows.slot], rows))
+        part = Segment(rows.slot, self.length(rows.slot), _lineage(self._visible[rows.slot], rows))
         if part.num_seen > self.max_length:
             raise InvalidRequest(f"a text of {part.num_seen} tokens came for {self.max_length} places")
         return part
@@ -195,20 +195,20 @@ class Runner:
     def _agrees(self, plain: torch.Tensor) -> bool:
         """Whether reading the probe as a tree, beside another text, gives what reading it plainly gave."""
         probe, tree = (_ordinary(eighths, self.vocab_size) for eighths in (_PROBE, _TREE))
-        here, *other = [self.take() for _ in range(min(2, self.cache.num_slots))]
+        here, *other = [self.allocate() for _ in range(min(2, self.cache.num_slots))]
         try:
-            self.read([Rows(here, probe[:1]), *(Rows(slot, probe[3:]) for slot in other)])
-            self.keep({here: [0]})
-            rows = Rows(here, tree, _PARENTS, num_logits=len(tree))
-            tried = self.read([*(Rows(slot, probe[:1], num_logits=0) for slot in other), rows])
-            self.keep({here: _PATH})
-            said = torch.cat([tried[list(_PATH)], self.read([Rows(here, probe[-1:])])])
+            self.forward([InputRows(here, probe[:1]), *(InputRows(slot, probe[3:]) for slot in other)])
+            self.commit({here: [0]})
+            rows = InputRows(here, tree, _PARENTS, num_logits=len(tree))
+            tried = self.forward([*(InputRows(slot, probe[:1], num_logits=0) for slot in other), rows])
+            self.commit({here: _PATH})
+            said = torch.cat([tried[list(_PATH)], self.forward([InputRows(here, probe[-1:])])])
         except Exception as error:  # whatever a model does with arguments it does not know
             self._fault = f": {error}"
             return False
         finally:
             for slot in (here, *other):
-                self.release(slot)
+                self.free(slot)
         loose = 1e-3 if self.model.dtype in {torch.float32, torch.float64} else 0.1
         return bool((said - plain[1:]).abs().max() <= loose * plain.abs().max())
 
@@ -240,7 +240,7 @@ def _ordinary(eighths: Sequence[int], vocab_size: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _tried_plainly(model: Any, probe: Sequence[int]) -> tuple[torch.Tensor, Shape]:
+def _tried_plainly(model: Any, probe: Sequence[int]) -> tuple[torch.Tensor, CacheShape]:
     """What the model says by itself after each token of the probe, and what it keeps of one."""
     cache = DynamicCache()
     out = model(torch.tensor([probe], device=model.device), past_key_values=cache, use_cache=True)
@@ -251,7 +251,7 @@ def _tried_plainly(model: Any, probe: Sequence[int]) -> tuple[torch.Tensor, Shap
             " this engine runs decoders with ordinary attention"
         )
     ((num_heads, key_size, _, value_size),) = kept
-    return out.logits[0], Shape(len(cache.layers), num_heads, key_size, value_size)
+    return out.logits[0], CacheShape(len(cache.layers), num_heads, key_size, value_size)
 
 
 def _kept(layer: Any) -> tuple[int, ...]:
@@ -261,7 +261,7 @@ def _kept(layer: Any) -> tuple[int, ...]:
     return (*(layer.keys.shape[i] for i in (1, 3)), *(layer.values.shape[i] for i in (1, 3)))
 
 
-def _lineage(above: BoolArray, rows: Rows) -> BoolArray:
+def _lineage(above: BoolArray, rows: InputRows) -> BoolArray:
     """[rows, rows of the text that are not committed]: what each row descends from, itself included."""
     before, num = len(above), len(rows.tokens)
     if rows.parents is None and not before:
@@ -287,7 +287,7 @@ def _below(above: BoolArray, visible: BoolArray) -> BoolArray:
     return square
 
 
-def _wanted(texts: Sequence[Rows]) -> IntArray:
+def _wanted(texts: Sequence[InputRows]) -> IntArray:
     """The rows of a pass whose logits are wanted."""
     ends = np.cumsum([len(rows.tokens) for rows in texts])
     return np.concatenate(

@@ -24,7 +24,7 @@ import httpx
 
 from forerun.errors import ForerunError, RequestRefused, ServerFailed, UnreadableAnswer
 from forerun.servers.dialects import Dialect, spoken_by
-from forerun.servers.streaming import Streamed, lines_of, read_stream
+from forerun.servers.streaming import StreamedAnswer, lines_of, read_stream
 from forerun.types import SamplingParams
 
 Token: TypeAlias = int | str
@@ -49,7 +49,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """One answer: its tokens, and how many of them were guesses that stood, where the server tells."""
 
     tokens: tuple[Token, ...]
@@ -109,7 +109,7 @@ class Endpoint:
         *,
         num_choices: int = 1,
         num_logprobs: int | None = None,
-    ) -> list[Answer]:
+    ) -> list[Completion]:
         """Answers of at most so many tokens."""
         logprobs = num_logprobs if num_logprobs is not None else self.dialect.logprobs
         body: dict[str, Any] = {
@@ -133,7 +133,7 @@ class Endpoint:
         sampling: SamplingParams,
         num_tokens: int,
         extra: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Streamed:
+    ) -> StreamedAnswer:
         """An answer to one message, streamed. It is asked for once: what is tried again has no time."""
         body = {
             "model": self.model,
@@ -235,7 +235,7 @@ def with_scheme(url: str) -> str:
     return url if "://" in url else f"http://{url}"
 
 
-def told_faults(*servers: Endpoint | None) -> Iterator[str]:
+def fault_notes(*servers: Endpoint | None) -> Iterator[str]:
     """The faults of servers so far, in a sentence each."""
     for server in servers:
         if server is not None and server.faults:
@@ -251,7 +251,7 @@ class _Fault(Exception):
     """Something that may not happen again."""
 
 
-def read_answers(answer: dict[str, Any], num_choices: int, num_tokens: int) -> list[Answer]:
+def read_answers(answer: dict[str, Any], num_choices: int, num_tokens: int) -> list[Completion]:
     """All choices of a response; what its metrics say of the whole is told with the first."""
     choices = [read_choice(choice, num_tokens) for choice in answer["choices"]]
     if len(choices) != num_choices:
@@ -265,7 +265,7 @@ def read_answers(answer: dict[str, Any], num_choices: int, num_tokens: int) -> l
     return [replace(choices[0], num_accepted=accepted, prompt_ids=prompt), *choices[1:]]
 
 
-def read_choice(choice: dict[str, Any], num_tokens: int) -> Answer:
+def read_choice(choice: dict[str, Any], num_tokens: int) -> Completion:
     """One choice, in whatever way its server shows tokens."""
     tokens = _tokens(choice)
     if not tokens and choice.get("text"):
@@ -274,7 +274,7 @@ def read_choice(choice: dict[str, Any], num_tokens: int) -> Answer:
             " `logprobs` (see docs/auditing.md for the flags of each server)"
         )
     ended = len(tokens) < num_tokens and choice.get("finish_reason") == "stop"
-    return Answer(
+    return Completion(
         (*tokens, END) if ended else tokens,
         prompt_ids=tuple(choice.get("prompt_token_ids") or ()),
         logprobs=_logprobs(choice.get("logprobs") or {}),

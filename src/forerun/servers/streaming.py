@@ -18,7 +18,7 @@ DONE: Final = "[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamedAnswer:
     """One answer: pieces by their seconds after `sent` and their tokens; and where a server tells, for every
     step that checked guesses, how many it checked and how many of them stood.
     """
@@ -103,7 +103,7 @@ class _Pieces:
             self.counts.append(0)
 
 
-def read_stream(lines: Iterable[str], sent: float) -> Streamed:
+def read_stream(lines: Iterable[str], sent: float) -> StreamedAnswer:
     """An answer from the lines of its stream, each read as it comes."""
     pieces = _Pieces()
     for event in _events(lines):
@@ -112,7 +112,7 @@ def read_stream(lines: Iterable[str], sent: float) -> Streamed:
         raise ServerFailed("the server broke an answer off, to begin another one perhaps")
     if not pieces.times:
         raise ServerFailed("the server's answer is empty")
-    return Streamed(
+    return StreamedAnswer(
         sent,
         tuple(pieces.times),
         tuple(pieces.counts),

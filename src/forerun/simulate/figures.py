@@ -11,12 +11,12 @@ import numpy as np
 from forerun.plots import pyplot
 
 if TYPE_CHECKING:
-    from forerun.simulate.scenario import Answer, Scenario
+    from forerun.simulate.scenario import Scenario, ScenarioResult
 
 COLOURS: Final = {"plain": "#8a8f98", "fixed": "#d9822b", "forerun": "#1a7f5a"}
 
 
-def draw_scenario(scenario: Scenario, answers: Sequence[Answer], path: Path) -> None:
+def draw_scenario(scenario: Scenario, answers: Sequence[ScenarioResult], path: Path) -> None:
     """Requests under way, seconds between tokens and guesses over time, for everybody who decides."""
     plt = pyplot()
     figure, rows = plt.subplots(3, 1, figsize=(9, 7), sharex=True, layout="constrained")

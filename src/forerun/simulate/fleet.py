@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.simulate.replica import Replica
-from forerun.simulate.traffic import Visit
+from forerun.simulate.traffic import SimulatedRequest
 
 Watcher = Callable[[float, Replica], None]
 
@@ -33,7 +33,7 @@ class Outcome:
 
 def serve(
     replicas: Sequence[Replica],
-    visits: Iterable[Visit],
+    visits: Iterable[SimulatedRequest],
     seconds: float,
     random: np.random.Generator,
     *,

@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from forerun.control.cost import StepCost
+from forerun.control.step_cost import StepCost
 from forerun.simulate.hardware import KNEE
-from forerun.simulate.policies import WIDEST, Controlled, Fixed, Policy
+from forerun.simulate.policies import WIDEST, ControllerPolicy, FixedLengthPolicy, Policy
 from forerun.types import FloatArray, IntArray
 
 KNEES: Final = (1, 8, 64, 512, 4096)
@@ -71,9 +71,9 @@ def play(cells: list[Cell]) -> Iterator[dict[str, Any]]:
     """The controller's speed in every place, over plain decoding and over the best fixed length."""
     for cell in cells:
         texts = Texts(cell)
-        fixed = {length: speed(cell, texts, Fixed(length)) for length in LENGTHS}
+        fixed = {length: speed(cell, texts, FixedLengthPolicy(length)) for length in LENGTHS}
         rows = 2 ** np.arange(int(np.log2(WIDEST)) + 1)
-        policy = Controlled(StepCost(rows.tolist(), _seconds(cell, rows).tolist()), max(LENGTHS))
+        policy = ControllerPolicy(StepCost(rows.tolist(), _seconds(cell, rows).tolist()), max(LENGTHS))
         ours = speed(cell, texts, policy)
         best = max(fixed, key=fixed.__getitem__)
         yield asdict(cell) | {
@@ -137,7 +137,7 @@ def speed(cell: Cell, texts: Texts, policy: Policy) -> float:
         stood = np.minimum(runs[np.arange(len(reading)), places], lengths)
         took = float(_seconds(cell, float(cell.batch + lengths.sum())))
         seconds += took
-        policy.heard(stood, took * float(np.exp(NOISE * random.standard_normal())))
+        policy.observe(stood, took * float(np.exp(NOISE * random.standard_normal())))
         said = np.minimum(stood + 1, TOKENS - places)
         tokens += int(said.sum())
         places += said

@@ -40,7 +40,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSpec:
     """Weights that are read, weights that a row is multiplied by (fewer where experts are chosen), and bytes
     of context for every token.
     """
@@ -61,11 +61,11 @@ DEVICES: Final = {
 }
 
 MODELS: Final = {
-    "smollm2-135m": Model(0.135e9, 0.135e9, 2 * 30 * 3 * 64 * 2),
-    "llama-3.1-8b": Model(8.03e9, 8.03e9, 2 * 32 * 8 * 128 * 2),
-    "llama-3.1-8b-q4": Model(8.03e9, 8.03e9, 2 * 32 * 8 * 128 * 2, weight_bytes=0.56),
-    "llama-3.1-70b": Model(70.6e9, 70.6e9, 2 * 80 * 8 * 128 * 2),
-    "qwen2.5-7b": Model(7.62e9, 7.62e9, 2 * 28 * 4 * 128 * 2),
+    "smollm2-135m": ModelSpec(0.135e9, 0.135e9, 2 * 30 * 3 * 64 * 2),
+    "llama-3.1-8b": ModelSpec(8.03e9, 8.03e9, 2 * 32 * 8 * 128 * 2),
+    "llama-3.1-8b-q4": ModelSpec(8.03e9, 8.03e9, 2 * 32 * 8 * 128 * 2, weight_bytes=0.56),
+    "llama-3.1-70b": ModelSpec(70.6e9, 70.6e9, 2 * 80 * 8 * 128 * 2),
+    "qwen2.5-7b": ModelSpec(7.62e9, 7.62e9, 2 * 28 * 4 * 128 * 2),
 }
 
 
@@ -74,7 +74,7 @@ class Roofline:
     """The cost of a model's steps on some devices that share the work."""
 
     device: Device
-    model: Model
+    model: ModelSpec
     num_devices: int = 1
 
     @classmethod

@@ -7,9 +7,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from forerun.control.candidates import ASSUMED, Candidates, leading_mask
 from forerun.control.controller import Controller
-from forerun.control.cost import StepCost
-from forerun.control.guesses import ASSUMED, Guesses, leading
+from forerun.control.step_cost import StepCost
 from forerun.simulate.hardware import Roofline
 from forerun.types import IntArray
 
@@ -29,11 +29,11 @@ class Policy(Protocol):
     def lengths(self, names: Sequence[str], rows: int, context: int) -> IntArray:
         """How many guesses each request gets, in a pass of so many rows and tokens of context without any."""
 
-    def heard(self, stood: IntArray, seconds: float) -> None:
+    def observe(self, stood: IntArray, seconds: float) -> None:
         """So many of them stood, and the pass took so long."""
 
 
-class Fixed:
+class FixedLengthPolicy:
     """Always as many guesses; 0 is plain decoding."""
 
     def __init__(self, length: int) -> None:
@@ -50,19 +50,19 @@ class Fixed:
         del rows, context
         return np.full(len(names), self.length)
 
-    def heard(self, stood: IntArray, seconds: float) -> None:
+    def observe(self, stood: IntArray, seconds: float) -> None:
         """Nothing to learn."""
 
 
-class Controlled:
+class ControllerPolicy:
     """What the engines do. A drafter offers everybody a chain and says nothing about how likely it is."""
 
     def __init__(self, cost: StepCost, longest: int) -> None:
         self.controller = Controller(cost)
         self.longest = longest
         self._kind = self.controller.survival.kind("simulated", greedy=True)
-        self._offers: dict[int, Guesses] = {}
-        self._step = self.controller.open([], 0)
+        self._offers: dict[int, Candidates] = {}
+        self._step = self.controller.begin_step([], 0)
         self._kept: IntArray = np.zeros(0, dtype=np.int64)
 
     def admit(self, name: str) -> None:
@@ -75,21 +75,21 @@ class Controlled:
 
     def lengths(self, names: Sequence[str], rows: int, context: int) -> IntArray:
         """As many as pay."""
-        self._step = self.controller.open(names, rows, context)
+        self._step = self.controller.begin_step(names, rows, context)
         offer = self._offer(len(names))
         kept = self.controller.choose(self._step, offer)
         self._kept = np.bincount(offer.owners[kept], minlength=len(names))
         return self._kept
 
-    def heard(self, stood: IntArray, seconds: float) -> None:
+    def observe(self, stood: IntArray, seconds: float) -> None:
         """Let the controller learn."""
-        self.controller.close(self._step, leading(self._kept, stood), seconds)
+        self.controller.record_step(self._step, leading_mask(self._kept, stood), seconds)
 
-    def _offer(self, num: int) -> Guesses:
+    def _offer(self, num: int) -> Candidates:
         """A chain for each of so many requests."""
         if num not in self._offers:
             depth = np.tile(np.arange(self.longest), num)
-            self._offers[num] = Guesses(
+            self._offers[num] = Candidates(
                 ASSUMED ** (depth + 1.0),
                 np.where(depth == 0, -1, np.arange(len(depth)) - 1),
                 np.full(len(depth), self._kind),

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from forerun.simulate.policies import Policy
-from forerun.simulate.traffic import Visit
+from forerun.simulate.traffic import SimulatedRequest
 from forerun.types import FloatArray, IntArray
 
 Curve = Callable[[FloatArray, float], FloatArray]
@@ -30,10 +30,10 @@ NOISE: Final = 0.03
 
 
 @dataclass(slots=True)
-class Stay:
+class ActiveRequest:
     """A request in a replica: what is left of it, and when its tokens came."""
 
-    visit: Visit
+    visit: SimulatedRequest
     name: str
     unread: int
     left: int
@@ -45,7 +45,7 @@ class Stay:
 
 
 @dataclass(slots=True)
-class Pass:
+class SimulatedStep:
     """One pass: how long it took, for how many that decode, what they said, and how many guesses they had."""
 
     seconds: float = 0.0
@@ -55,7 +55,7 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Tally:
+class ReplicaStats:
     """What came out: tokens, those of them that were decoded, passes; and of requests that are done the
     seconds to the first token and between two.
     """
@@ -87,14 +87,14 @@ class Replica:
         self.random = random
         self.max_batch = max_batch
         self.room = room
-        self.waiting: deque[Visit] = deque()
-        self.stays: list[Stay] = []
-        self.tally = Tally()
+        self.waiting: deque[SimulatedRequest] = deque()
+        self.stays: list[ActiveRequest] = []
+        self.tally = ReplicaStats()
         self._names = count()
         self._reading: dict[int, int] = {}
         self._decoding: list[int] = []
         self._stood: IntArray = np.zeros(0, dtype=np.int64)
-        self.last = Pass()
+        self.last = SimulatedStep()
 
     @property
     def num_unfinished(self) -> int:
@@ -121,7 +121,7 @@ class Replica:
         num_rows = float(rows + lengths.sum())
         noise = np.exp(NOISE * self.random.standard_normal())
         seconds = float(self.curve(np.array([num_rows]), context)[0] * noise)
-        self.last = Pass(seconds, len(names), 0, int(lengths.sum()))
+        self.last = SimulatedStep(seconds, len(names), 0, int(lengths.sum()))
         self.tally.passes += 1
         self.tally.decoding += len(names)
         self.tally.guesses += self.last.guesses
@@ -130,7 +130,7 @@ class Replica:
 
     def end(self, now: float) -> None:
         """The pass is over: everybody moves on by what was said."""
-        self.policy.heard(self._stood, self.last.seconds)
+        self.policy.observe(self._stood, self.last.seconds)
         for place, num in self._reading.items():
             stay = self.stays[place]
             stay.unread -= num
@@ -162,7 +162,9 @@ class Replica:
             name = str(next(self._names))
             self.policy.admit(name)
             self.stays.append(
-                Stay(visit, name, visit.prompt, visit.output, 0, visit.chance, visit.other, visit.stretch)
+                ActiveRequest(
+                    visit, name, visit.prompt, visit.output, 0, visit.chance, visit.other, visit.stretch
+                )
             )
 
     def _retire(self, now: float) -> None:

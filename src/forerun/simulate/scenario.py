@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from forerun.errors import ConfigurationError
 from forerun.simulate.fleet import Outcome, serve
 from forerun.simulate.hardware import Roofline
-from forerun.simulate.policies import Controlled, Fixed, Policy, profiled
+from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, Policy, profiled
 from forerun.simulate.replica import Replica
 from forerun.simulate.traffic import Acceptance, Arrivals, Length, Poisson, Positive, Recorded, visits
 from forerun.types import FloatArray
@@ -98,7 +98,7 @@ BINS: Final = 60
 """A picture of a scenario has so many points from left to right."""
 
 
-class History:
+class TimeSeries:
     """What happened when: requests in a machine, time between tokens, guesses."""
 
     def __init__(self, seconds: float) -> None:
@@ -125,12 +125,12 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScenarioResult:
     """What came of a scenario with one who decides, and how many machines its requests need if it says."""
 
     who: str
     outcome: Outcome
-    history: History
+    history: TimeSeries
     machines: int | None = None
 
     def values(self) -> dict[str, Any]:
@@ -141,16 +141,16 @@ class Answer:
 def policy(scenario: Scenario, who: str) -> Policy:
     """Somebody who decides."""
     if who == OURS:
-        return Controlled(profiled(scenario.roofline), scenario.max_draft)
-    return Fixed(scenario.fixed_draft if who == FIXED else 0)
+        return ControllerPolicy(profiled(scenario.roofline), scenario.max_draft)
+    return FixedLengthPolicy(scenario.fixed_draft if who == FIXED else 0)
 
 
-def answer(scenario: Scenario, who: str) -> Answer:
+def answer(scenario: Scenario, who: str) -> ScenarioResult:
     """What comes of a scenario, and how many machines it needs if it promises anything."""
-    history = History(scenario.seconds)
+    history = TimeSeries(scenario.seconds)
     outcome = simulate(scenario, who, watch=history.watch)
     counted = scenario.token_seconds is not None and not isinstance(scenario.arrivals, Recorded)
-    return Answer(who, outcome, history, machines(scenario, who) if counted else None)
+    return ScenarioResult(who, outcome, history, machines(scenario, who) if counted else None)
 
 
 def simulate(

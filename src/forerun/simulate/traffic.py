@@ -141,7 +141,7 @@ Acceptance = Annotated[Constant | Mixture | Repeats | Shifting, Field(discrimina
 
 
 @dataclass(slots=True)
-class Visit:
+class SimulatedRequest:
     """One request: when it comes, its tokens, the chance of its guesses now and elsewhere in its text."""
 
     arrival: float
@@ -159,10 +159,10 @@ def visits(
     acceptance: Constant | Mixture | Repeats | Shifting,
     seconds: float,
     random: np.random.Generator,
-) -> Iterator[Visit]:
+) -> Iterator[SimulatedRequest]:
     """Requests in the order in which they come."""
     for now, num_prompt, num_output in _arrivals(arrivals, prompt, output, seconds, random):
-        visit = Visit(now, num_prompt, num_output, 0.0)
+        visit = SimulatedRequest(now, num_prompt, num_output, 0.0)
         _endow(visit, acceptance, random)
         yield visit
 
@@ -202,7 +202,7 @@ def _recorded(file: Path, seconds: float) -> Iterator[tuple[float, int, int]]:
 
 
 def _endow(
-    visit: Visit, acceptance: Constant | Mixture | Repeats | Shifting, random: np.random.Generator
+    visit: SimulatedRequest, acceptance: Constant | Mixture | Repeats | Shifting, random: np.random.Generator
 ) -> None:
     """Give a request the chance of its guesses."""
     if isinstance(acceptance, Constant):

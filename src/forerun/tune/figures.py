@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.bench.figures.races import INK, OTHERS, OURS, PLAIN, axes_of, legend
-from forerun.tune.advice import Advice
+from forerun.bench.figures.systems import INK, OTHERS, OURS, PLAIN, axes_of, legend
+from forerun.tune.recommendation import Recommendation
 
 
-def draw_gains(advice: Advice) -> Any:
+def draw_gains(advice: Recommendation) -> Any:
     """A bar for every choice, and the real run of the best."""
     some = [*advice.predictions]
     figure, axes = axes_of(8.2, 1.0 + 0.45 * len(some))
@@ -31,7 +31,7 @@ def draw_gains(advice: Advice) -> Any:
     return figure
 
 
-def draw_stands(advice: Advice) -> Any:
+def draw_stands(advice: Recommendation) -> Any:
     """How often so many guesses in a row stand, for every choice that was replayed."""
     figure, axes = axes_of(6.0, 3.6)
     for number, each in enumerate(advice.predictions):
@@ -47,7 +47,7 @@ def draw_stands(advice: Advice) -> Any:
     return figure
 
 
-def draw_costs(advice: Advice) -> Any:
+def draw_costs(advice: Recommendation) -> Any:
     """Milliseconds of a pass by its rows."""
     figure, axes = axes_of(6.0, 3.6)
     rows = [each for each in sorted(advice.costs) if each <= 64]

@@ -13,20 +13,20 @@ from zlib import crc32
 
 import numpy as np
 
-from forerun.bench.contestants import STEP_BY_STEP, Model, flags_of, quiet
-from forerun.bench.costs import pass_costs
 from forerun.bench.record import Costs
 from forerun.bench.replay import SHORTEST
+from forerun.bench.server_costs import pass_costs
 from forerun.bench.suites import Question
-from forerun.bench.summary import Ratio, ratio_of_sums
+from forerun.bench.summary import RatioEstimate, ratio_of_sums
+from forerun.bench.systems import WITHOUT_CHUNKED_PREFILL, ServedModel, flags_of, quiet
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.errors import ServerFailed, UnreadablePrompts
+from forerun.servers.concurrency import map_concurrent
 from forerun.servers.endpoint import Endpoint
 from forerun.servers.processes import forerun_command, started
-from forerun.servers.streaming import Streamed
-from forerun.servers.together import ask_together
-from forerun.tune.predict import Choice, Plainly, Prediction, Watch
+from forerun.servers.streaming import StreamedAnswer
+from forerun.tune.predict import BaselineRun, Choice, Prediction, Watch
 from forerun.types import SamplingParams
 
 WARM: Final = 4
@@ -40,7 +40,7 @@ ALONE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DecodingMode:
     """How requests wish to be decoded. Where answers are shared, they are among those of one salt; a way that
     is `for_itself` shares nothing, wherever it is tried.
     """
@@ -55,22 +55,22 @@ class Way:
         return {"cache_salt": salt} | ({"vllm_xargs": dict(self.wishes)} if self.wishes else {})
 
 
-OFF: Final = Way({"forerun_max_draft": 0, "forerun_adaptive": 0}, "plain")
+OFF: Final = DecodingMode({"forerun_max_draft": 0, "forerun_adaptive": 0}, "plain")
 """Plain decoding, of which nothing is learnt; under another salt, since nobody is to guess from the very
 answer that is asked for.
 """
 
 
-def way_of(choice: Choice, **wishes: int) -> Way:
+def way_of(choice: Choice, **wishes: int) -> DecodingMode:
     """A choice, on a server that has the drafter, whether or not it shares answers; the drafter of a draft
     model's server is its own.
     """
     who = {} if choice.config.draft_model else {"forerun_drafter": choice.config.names[0]}
-    return Way(who | wishes, f"{choice.name} {wishes}", for_itself=not choice.config.share_outputs)
+    return DecodingMode(who | wishes, f"{choice.name} {wishes}", for_itself=not choice.config.share_outputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TuningPrompts:
     """What is asked, and how."""
 
     questions: Sequence[Question]
@@ -81,11 +81,11 @@ class Asked:
         """Where so many of the questions are, spread over all."""
         return [int(at) for at in np.unique(np.linspace(0, len(self.questions) - 1, num).round())]
 
-    def some(self, num: int) -> Asked:
+    def some(self, num: int) -> TuningPrompts:
         """So many of the questions at most, spread over all."""
         return self.at(self.places(num))
 
-    def at(self, places: Sequence[int]) -> Asked:
+    def at(self, places: Sequence[int]) -> TuningPrompts:
         """The questions at these places."""
         return replace(self, questions=[self.questions[place] for place in places])
 
@@ -96,12 +96,12 @@ class Asked:
 
 
 @contextmanager
-def serving(model: Model, config: SpeculationConfig) -> Iterator[Endpoint]:
+def serving(model: ServedModel, config: SpeculationConfig) -> Iterator[Endpoint]:
     """`forerun serve` with a configuration, warm. The log of a server that fails is kept."""
     with TemporaryDirectory() as folder, _log() as log:
         speculation = Path(folder) / "speculation.json"
         speculation.write_text(config.model_dump_json(exclude_defaults=True), encoding="utf-8")
-        flags = [*flags_of(model), *STEP_BY_STEP]
+        flags = [*flags_of(model), *WITHOUT_CHUNKED_PREFILL]
         command = forerun_command(model.path, "--speculation", str(speculation), *flags)
         with started(command, log, environment=quiet(), startup_timeout=model.startup_timeout) as server:
             endpoint = Endpoint(server.url, timeout=600.0)
@@ -127,23 +127,23 @@ def _log() -> Iterator[Path]:
     log.unlink()
 
 
-def answer_plainly(server: Endpoint, asked: Asked, at_once: int, watch: Watch) -> list[Streamed]:
+def run_baseline(server: Endpoint, asked: TuningPrompts, at_once: int, watch: Watch) -> list[StreamedAnswer]:
     """Everything, without guesses, so many at a time."""
 
-    def ask(question: Question) -> Streamed:
+    def ask(question: Question) -> StreamedAnswer:
         return server.chat(question.text, asked.sampling(question), asked.num_tokens, OFF.asks(0))
 
     answers = []
-    for answer in ask_together(ask, asked.questions, at_once):
+    for answer in map_concurrent(ask, asked.questions, at_once):
         answers.append(answer)
         watch(f"plain answers, {at_once} at a time: {len(answers)} of {len(asked.questions)}")
     return answers
 
 
-def plainly(server: Endpoint, asked: Asked, watch: Watch) -> tuple[Plainly, float]:
+def measure_baseline(server: Endpoint, asked: TuningPrompts, watch: Watch) -> tuple[BaselineRun, float]:
     """What plain decoding tells of these, and its tokens per second when it is alone."""
-    answers = answer_plainly(server, asked, TOGETHER, watch)
-    alone = answer_plainly(server, asked.some(ALONE), 1, watch)
+    answers = run_baseline(server, asked, TOGETHER, watch)
+    alone = run_baseline(server, asked.some(ALONE), 1, watch)
     costs = costs_of(server, drawn=bool(asked.temperature))
     recorded = [
         Transcript(question.category, np.array(each.prompt_ids), np.array(each.token_ids))
@@ -153,7 +153,7 @@ def plainly(server: Endpoint, asked: Asked, watch: Watch) -> tuple[Plainly, floa
     if not speeds:
         raise UnreadablePrompts("every answer is too short to be timed: give prompts with longer ones")
     speed = float(np.median(speeds))
-    return Plainly(recorded, costs, 1 / speed, asked.num_tokens), speed
+    return BaselineRun(recorded, costs, 1 / speed, asked.num_tokens), speed
 
 
 def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
@@ -165,11 +165,11 @@ def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class MeasuredPair:
     """One question both ways."""
 
-    plain: Streamed
-    ours: Streamed
+    plain: StreamedAnswer
+    ours: StreamedAnswer
 
     @property
     def is_timed(self) -> bool:
@@ -190,7 +190,7 @@ class Measured:
     together, and the seconds of each.
     """
 
-    gain: Ratio
+    gain: RatioEstimate
     speed: float
     plain_speed: float
     tokens_per_step: float
@@ -200,7 +200,7 @@ class Measured:
     seconds: Sequence[tuple[float, float]] = ()
 
 
-def warm_up(server: Endpoint, asked: Asked, way: Way, watch: Watch) -> None:
+def warm_up(server: Endpoint, asked: TuningPrompts, way: DecodingMode, watch: Watch) -> None:
     """Let a server learn what pays from some that do not count, and that nobody guesses from."""
     for number, question in enumerate(asked.some(WARM).questions):
         watch("warming up")
@@ -208,7 +208,9 @@ def warm_up(server: Endpoint, asked: Asked, way: Way, watch: Watch) -> None:
         server.chat(question.text, asked.sampling(question), asked.num_tokens, apart)
 
 
-def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way = OFF) -> Measured:
+def measure(
+    server: Endpoint, asked: TuningPrompts, way: DecodingMode, watch: Watch, against: DecodingMode = OFF
+) -> Measured:
     """Ask everything both ways, in turn."""
     pairs = []
     for number, question in enumerate(asked.questions):
@@ -218,7 +220,7 @@ def measure(server: Endpoint, asked: Asked, way: Way, watch: Watch, against: Way
             for each in ((against, way) if number % 2 else (way, against))
         ]
         plain, ours = said if number % 2 else said[::-1]
-        pairs.append(Pair(plain, ours))
+        pairs.append(MeasuredPair(plain, ours))
     timed = [each for each in pairs if each.is_timed]
     if not timed:
         raise ServerFailed("every answer is too short to be timed: give prompts with longer answers")

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.bench.contestants import without_folders
-from forerun.bench.figures.races import as_svg
-from forerun.bench.page import Page
-from forerun.tune.advice import Advice
+from forerun.bench.figures.systems import as_svg
+from forerun.bench.html_page import Page
+from forerun.bench.systems import without_folders
 from forerun.tune.figures import draw_costs, draw_gains, draw_stands
+from forerun.tune.recommendation import Recommendation
 
 PREDICTED: Final = (
     "Predicted from non-speculative outputs and measured step costs; the diamond is the measured run of the"
@@ -22,7 +22,7 @@ STANDS: Final = "How often so many guesses in a row stand."
 COSTS: Final = "What a pass costs by its rows: where it is flat, guesses are free."
 
 
-def write_page(advice: Advice, file: Path) -> None:
+def write_page(advice: Recommendation, file: Path) -> None:
     """Write the page."""
     gains, stands, costs = (as_svg(partial(draw, advice)) for draw in (draw_gains, draw_stands, draw_costs))
     sections = [
@@ -37,7 +37,7 @@ def write_page(advice: Advice, file: Path) -> None:
     file.write_text(page.html(), encoding="utf-8")
 
 
-def as_values(advice: Advice) -> dict[str, Any]:
+def as_values(advice: Recommendation) -> dict[str, Any]:
     """Everything, for machines."""
     return {
         "use": advice.best.choice.name if advice.worth_it else "plain",

@@ -15,11 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from forerun.bench.replay import Replay, Tally
-from forerun.bench.summary import Ratio, ratio_of_sums
+from forerun.bench.replay import Replay, ReplayStats
+from forerun.bench.summary import RatioEstimate, ratio_of_sums
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
-from forerun.control.cost import StepCost
+from forerun.control.step_cost import StepCost
 from forerun.drafters.registry import make_drafters
 from forerun.engines.vllm.launch import CHAIN
 from forerun.errors import UnreadablePrompts
@@ -46,7 +46,7 @@ PLAIN: Final = Choice("plain", SpeculationConfig(max_draft=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plainly:
+class BaselineRun:
     """What plain decoding told: its answers, the seconds of a pass by its rows, those of a token when passes
     cost that, and how many tokens an answer could have had.
     """
@@ -56,7 +56,7 @@ class Plainly:
     pace: float
     max_tokens: int
 
-    def some(self, places: Sequence[int]) -> Plainly:
+    def some(self, places: Sequence[int]) -> BaselineRun:
         """The same with the answers at these places alone."""
         return replace(self, answers=[self.answers[place] for place in places])
 
@@ -68,14 +68,14 @@ class Prediction:
     """
 
     choice: Choice
-    gain: Ratio
+    gain: RatioEstimate
     tokens_per_step: float = 1.0
     guesses_per_step: float = 0.0
     survival: tuple[float, ...] = ()
     measured: bool = False
 
 
-NOTHING: Final = Prediction(PLAIN, Ratio(1.0, 1.0, 1.0))
+NOTHING: Final = Prediction(PLAIN, RatioEstimate(1.0, 1.0, 1.0))
 
 
 def lookups() -> list[Choice]:
@@ -87,7 +87,7 @@ def lookups() -> list[Choice]:
     ]
 
 
-def predict(choice: Choice, plainly: Plainly) -> Prediction:
+def predict(choice: Choice, plainly: BaselineRun) -> Prediction:
     """Replay a choice over plain answers."""
     costs = dict(sorted(plainly.costs.items()))
     cost = StepCost(list(costs), list(costs.values()))
@@ -111,7 +111,7 @@ def predict(choice: Choice, plainly: Plainly) -> Prediction:
     )
 
 
-def _gain(tallies: Sequence[Tally], pace: float, first_row: float) -> Ratio:
+def _gain(tallies: Sequence[ReplayStats], pace: float, first_row: float) -> RatioEstimate:
     """Seconds of plain decoding over those of the steps that were made; what a plain step takes beside a pass
     of one row, every step does. A tally is of one prompt, over which the interval is bootstrapped.
     """

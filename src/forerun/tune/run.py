@@ -7,22 +7,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from forerun.bench.contestants import Model, flags_of
+from forerun.bench.systems import ServedModel, flags_of
 from forerun.config import SpeculationConfig
 from forerun.servers.endpoint import Endpoint
-from forerun.tune.advice import Advice
 from forerun.tune.measure import (
-    Asked,
+    DecodingMode,
     Measured,
-    Way,
+    TuningPrompts,
     measure,
-    plainly,
+    measure_baseline,
     predicted_by,
     serving,
     warm_up,
     way_of,
 )
 from forerun.tune.predict import NOTHING, Choice, Prediction, Watch, best, lookups, predict
+from forerun.tune.recommendation import Recommendation
 
 FEWEST: Final = 6
 """Prompts of the real run, at least: of many prompts it is every second. Draft models are tried with every
@@ -30,13 +30,15 @@ second of those.
 """
 
 
-def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch) -> Advice:
+def recommend(
+    model: ServedModel, asked: TuningPrompts, draft_models: Sequence[str], watch: Watch
+) -> Recommendation:
     """What to use for prompts like these."""
     verified = asked.places(max(FEWEST, len(asked.questions) // 2))
     tried = verified[::2]
     watch("starting the server")
     with serving(model, SpeculationConfig(share_outputs=True)) as server:
-        told, speed = plainly(server, asked, watch)
+        told, speed = measure_baseline(server, asked, watch)
         judged = told.some(tried) if draft_models else told  # all choices by the same prompts
         predictions = [predict(choice, judged) for choice in lookups()]
         chosen, measured = best(predictions), None
@@ -52,16 +54,16 @@ def advise(model: Model, asked: Asked, draft_models: Sequence[str], watch: Watch
     expected = chosen.gain if known else predict(chosen.choice, told.some(verified)).gain
     num = len(asked.questions)
     flags = tuple(flags_of(model))
-    return Advice(chosen, predictions, measured, dict(told.costs), num, speed, expected, flags)
+    return Recommendation(chosen, predictions, measured, dict(told.costs), num, speed, expected, flags)
 
 
-def _verify(server: Endpoint, asked: Asked, way: Way, watch: Watch) -> Measured:
+def _verify(server: Endpoint, asked: TuningPrompts, way: DecodingMode, watch: Watch) -> Measured:
     """A real run."""
     warm_up(server, asked, way, watch)
     return measure(server, asked, way, watch)
 
 
-def _tried(model: Model, asked: Asked, draft: str, watch: Watch) -> Prediction:
+def _tried(model: ServedModel, asked: TuningPrompts, draft: str, watch: Watch) -> Prediction:
     """What a draft model gains."""
     choice = Choice(f"the draft model {draft}", SpeculationConfig(draft_model=draft))
     watch(f"starting the server with {draft}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.bench.load import OURS, PLAIN, Run, compare, fitted, lines_of, markdown, runs_of, values
+from forerun.bench.load import OURS, PLAIN, LoadRun, compare, fitted, lines_of, markdown, runs_of, values
 
 TURNS = 8
 
@@ -27,12 +27,12 @@ def runs(
     cell: str = "float32 | chat | 4",
     level: float = 1.0,
     share: float = 1.0,
-) -> list[Run]:
+) -> list[LoadRun]:
     """Turns of steps with these rows, each of which says so many tokens; every turn has a mood."""
     random = np.random.default_rng(len(way))
     moods = np.exp(np.random.default_rng(7).normal(0, 0.3, TURNS))
     return [
-        Run.of(
+        LoadRun.of(
             ("float32, greedy", cell, way, turn),
             [
                 (
@@ -68,7 +68,7 @@ def test_what_was_disturbed_for_a_while_counts_little() -> None:
     plain, ours = runs(PLAIN, [4] * 60, 4), runs(OURS, [4, 8, 12] * 20, 6)
     right = compare(ours, plain, fitted([*plain, *ours])).without_noise
 
-    def slowed(run: Run) -> Run:
+    def slowed(run: LoadRun) -> LoadRun:
         steps = [replace(each, median=each.median * (3 if each.rows > 4 else 1)) for each in run.steps]
         return replace(run, steps=tuple(steps))
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.bench.equality import parted_at, partings, words_of
-from forerun.bench.record import Answer, Place, Record, Ruling, Writer
+from forerun.bench.output_check import compare_outputs, first_difference, first_differences
+from forerun.bench.record import BenchRecord, CaseKey, OutputRuling, RecordedAnswer, RecordWriter
 from forerun.bench.report import (
     DOUBTFUL,
     WRONG,
@@ -47,24 +47,26 @@ FACTS: dict[str, Any] = {
 }
 
 
-def place(number: int, temperature: float = 0.0, width: int = 1) -> Place:
-    return Place(0, temperature, width, number, number, str(number), "chat" if number % 2 else "code")
+def place(number: int, temperature: float = 0.0, width: int = 1) -> CaseKey:
+    return CaseKey(0, temperature, width, number, number, str(number), "chat" if number % 2 else "code")
 
 
-def answer(who: str, at: Place, *, pause: float, piece: int = 1, num: int = 33, start: int = 0) -> Answer:
+def answer(
+    who: str, at: CaseKey, *, pause: float, piece: int = 1, num: int = 33, start: int = 0
+) -> RecordedAnswer:
     """Tokens in pieces of a size, the first alone, one piece a pause."""
     counts = [1, *[piece] * ((num - 1) // piece)]
     times = [0.5 + pause * step for step in range(len(counts))]
-    return Answer(
+    return RecordedAnswer(
         at, who, 0.0, tuple(times), tuple(counts), sum(counts), tuple(range(start, start + sum(counts))), "",
         guessed=(piece - 1,) * (len(counts) - 1), stood=(piece - 1,) * (len(counts) - 1),
     )  # fmt: skip
 
 
 @pytest.fixture
-def record() -> Record:
+def record() -> BenchRecord:
     """forerun says pieces of four where vLLM says one, and takes a quarter longer for each."""
-    found = Record(runs=[FACTS], costs={(0, False): {1: 0.02, 8: 0.025}})
+    found = BenchRecord(runs=[FACTS], costs={(0, False): {1: 0.02, 8: 0.025}})
     for number in range(4):
         mood = 1.0 + 0.5 * number  # the machine's, shared by all who are asked in turn
         found.keep(answer("vllm", place(number), pause=0.02 * mood))
@@ -73,7 +75,7 @@ def record() -> Record:
     return found
 
 
-def test_a_ratio_is_between_answers_to_the_same_question(record: Record) -> None:
+def test_a_ratio_is_between_answers_to_the_same_question(record: BenchRecord) -> None:
     ours = next(each for each in summarise(record) if each.who == "forerun")
     assert ours.overall is not None
     for name in ("chat", "code", ALL):
@@ -87,7 +89,7 @@ def test_a_ratio_is_between_answers_to_the_same_question(record: Record) -> None
     assert plain.overall.over_plain.value == 1.0
 
 
-def test_the_limit_is_theorem_38_with_the_cost_of_wider_passes(record: Record) -> None:
+def test_the_limit_is_theorem_38_with_the_cost_of_wider_passes(record: BenchRecord) -> None:
     ours = next(each for each in summarise(record) if each.who == "forerun").overall
     assert ours is not None
     cost = np.interp(4, [1, 8], [0.02, 0.025])
@@ -96,7 +98,7 @@ def test_the_limit_is_theorem_38_with_the_cost_of_wider_passes(record: Record) -
     assert limit(answer("x", place(0), pause=1.0), None) is None
 
 
-def test_the_limit_is_taken_question_by_question_as_the_ratio_is(record: Record) -> None:
+def test_the_limit_is_taken_question_by_question_as_the_ratio_is(record: BenchRecord) -> None:
     """A category that gains much and one that gains nothing: whoever wastes nothing is at the limit."""
     record.costs = {(0, False): {1: 0.02, 64: 0.02}}
     for number in range(4):
@@ -120,9 +122,9 @@ def ratios_in(text: str) -> list[tuple[float, float, float]]:
     return [(float(value), float(low), float(high)) for value, low, high in RATIO.findall(text)]
 
 
-def with_ratios(ratios: Sequence[float]) -> Record:
+def with_ratios(ratios: Sequence[float]) -> BenchRecord:
     """forerun is so many times as fast as vLLM, question by question."""
-    found = Record(
+    found = BenchRecord(
         runs=[FACTS | {"contestants": {who: FACTS["contestants"][who] for who in ("vllm", "forerun")}}]
     )
     for number, ratio in enumerate(ratios):
@@ -147,7 +149,7 @@ def test_a_headline_whose_interval_contains_1_says_that_no_difference_is_shown()
 
 
 def test_every_ratio_of_the_findings_has_its_interval_and_none_is_a_share_of_the_limit(
-    record: Record,
+    record: BenchRecord,
 ) -> None:
     told = findings(summarise(record))
     assert len(ratios_in(told[0])) == 2, "the speedup and the estimated limit"
@@ -165,8 +167,8 @@ def test_a_rival_whose_lead_is_within_the_interval_is_not_called_faster() -> Non
     assert [low < 1 for _, low, _ in ratios_in(doubtful)] == [True], "code"
 
 
-def test_one_group_of_requests_has_no_interval(record: Record) -> None:
-    found = Record(runs=[FACTS | {"asked": FACTS["asked"] | {"widths": [4]}}])
+def test_one_group_of_requests_has_no_interval(record: BenchRecord) -> None:
+    found = BenchRecord(runs=[FACTS | {"asked": FACTS["asked"] | {"widths": [4]}}])
     for number in range(4):
         at = replace(place(number, width=4), group=0)
         for who, pause in (("vllm", 0.04), ("forerun", 0.02), ("llama.cpp", 0.01)):
@@ -177,7 +179,7 @@ def test_one_group_of_requests_has_no_interval(record: Record) -> None:
 
 
 def test_the_flags_of_vllm_are_in_the_caption_and_old_records_are_read(
-    record: Record, tmp_path: Path
+    record: BenchRecord, tmp_path: Path
 ) -> None:
     assert "not recorded" in vllm_caption(record)
     command = [
@@ -213,7 +215,7 @@ def test_intervals_hold_the_ratio_and_grow_with_the_spread() -> None:
     assert far.high - far.low > 5 * (near.high - near.low)
 
 
-def test_who_ran_in_a_slower_hour_is_told_at_the_pace_of_all(record: Record) -> None:
+def test_who_ran_in_a_slower_hour_is_told_at_the_pace_of_all(record: BenchRecord) -> None:
     """The same contestant, beside the same plain one, has the same speed in whichever run."""
     alone = next(each for each in summarise(record) if each.who == "forerun").overall
     they = FACTS["contestants"]
@@ -235,7 +237,7 @@ def test_tokens_that_come_together_wait_for_nothing() -> None:
     assert list(gaps(answer("x", place(0), pause=0.5, piece=2, num=5))) == [0.5, 0.0, 0.5, 0.0]
 
 
-def test_the_page_and_the_table_say_where_forerun_loses(record: Record) -> None:
+def test_the_page_and_the_table_say_where_forerun_loses(record: BenchRecord) -> None:
     (told,) = losses(summarise(record))
     assert "llama.cpp (Q4_1)" in told
     assert ratios_in(told) == [(1.25, 1.25, 1.25)] * 2
@@ -243,11 +245,11 @@ def test_the_page_and_the_table_say_where_forerun_loses(record: Record) -> None:
     assert any(f"llama.cpp (Q4_1) {WRONG}" in each for each in losses(summarise(wrong)))
 
 
-def apart(record: Record, mood: float) -> Record:
+def apart(record: BenchRecord, mood: float) -> BenchRecord:
     """The same in two runs; forerun is in the first, and in the second the machine is in another mood."""
     names = {0: ("vllm", "forerun"), 1: ("vllm", "llama.cpp")}
     runs = [FACTS | {"contestants": {who: FACTS["contestants"][who] for who in names[run]}} for run in names]
-    found = Record(runs=runs)
+    found = BenchRecord(runs=runs)
     for run, number in product(names, range(4)):
         at = replace(place(number), run=run)
         for who in names[run]:
@@ -258,21 +260,23 @@ def apart(record: Record, mood: float) -> Record:
 
 
 @pytest.mark.parametrize("mood", [0.2, 1.0, 5.0])
-def test_who_ran_in_another_hour_is_compared_by_way_of_the_plain_one(record: Record, mood: float) -> None:
+def test_who_ran_in_another_hour_is_compared_by_way_of_the_plain_one(
+    record: BenchRecord, mood: float
+) -> None:
     (told,) = losses(summarise(apart(record, mood)))
     assert ratios_in(told) == [(1.25, 1.25, 1.25)] * 2
 
 
-def test_who_never_ran_beside_the_plain_one_is_not_compared(record: Record) -> None:
+def test_who_never_ran_beside_the_plain_one_is_not_compared(record: BenchRecord) -> None:
     found = apart(record, 1.0)
     for number in range(4):
         del found.answers[replace(place(number), run=1), "vllm"]
     assert any("llama.cpp gave no answer beside vllm" in each for each in losses(summarise(found)))
 
 
-def test_several_at_a_time_it_counts_what_all_get_together(record: Record) -> None:
+def test_several_at_a_time_it_counts_what_all_get_together(record: BenchRecord) -> None:
     """llama.cpp answers one after the other: each is quick, and all together are slow."""
-    found = Record(runs=[FACTS | {"asked": FACTS["asked"] | {"widths": [4]}}])
+    found = BenchRecord(runs=[FACTS | {"asked": FACTS["asked"] | {"widths": [4]}}])
     for number in range(4):
         at = replace(place(number, width=4), group=0)
         found.keep(answer("vllm", at, pause=0.04))
@@ -288,41 +292,43 @@ def test_several_at_a_time_it_counts_what_all_get_together(record: Record) -> No
 
 
 def test_answers_part_at_the_first_token_that_differs() -> None:
-    assert parted_at((1, 2, 3), (1, 2, 3)) is None
-    assert parted_at((1, 2, 3), (1, 5, 3)) == 1
-    assert parted_at((1, 2, 3), (1, 2)) == 2
-    assert parted_at("abc", "abd") == 2
+    assert first_difference((1, 2, 3), (1, 2, 3)) is None
+    assert first_difference((1, 2, 3), (1, 5, 3)) == 1
+    assert first_difference((1, 2, 3), (1, 2)) == 2
+    assert first_difference("abc", "abd") == 2
 
 
-def sabotaged(record: Record, finding: str, who: str = "forerun") -> Record:
+def sabotaged(record: BenchRecord, finding: str, who: str = "forerun") -> BenchRecord:
     """The record with an answer of somebody's that differs, and what the referee says of it."""
-    record = Record.merged([record])  # a copy
+    record = BenchRecord.merged([record])  # a copy
     changed = record.answers[place(0), who]
     record.keep(replace(changed, token_ids=tuple(each + 100 for each in changed.token_ids)))
     if finding != "undecided":
         gap = {"difference": 5.0, "near-tie": 0.1}[finding]
-        record.keep(Ruling(place(0), who, 0, gap, 0.5))
+        record.keep(OutputRuling(place(0), who, 0, gap, 0.5))
     return record
 
 
-def test_words_are_counted(record: Record) -> None:
-    assert words_of(record, "forerun", 0.0, 1).told() == "all 4 the same"
-    tie = words_of(sabotaged(record, "near-tie"), "forerun", 0.0, 1)
+def test_words_are_counted(record: BenchRecord) -> None:
+    assert compare_outputs(record, "forerun", 0.0, 1).told() == "all 4 the same"
+    tie = compare_outputs(sabotaged(record, "near-tie"), "forerun", 0.0, 1)
     assert tie.honest
     assert tie.told() == "3 of 4 the same, 1 near-ties"
-    wrong = words_of(sabotaged(record, "difference"), "forerun", 0.0, 1)
+    wrong = compare_outputs(sabotaged(record, "difference"), "forerun", 0.0, 1)
     assert not wrong.honest
     assert "1 DIFFERENT" in wrong.told()
 
 
-def test_partings_are_ruled_on_once(record: Record) -> None:
-    assert not list(partings(sabotaged(record, "near-tie")))
-    ((ruling, plain, mine),) = partings(sabotaged(record, "undecided"))
+def test_partings_are_ruled_on_once(record: BenchRecord) -> None:
+    assert not list(first_differences(sabotaged(record, "near-tie")))
+    ((ruling, plain, mine),) = first_differences(sabotaged(record, "undecided"))
     assert (ruling.who, ruling.at, ruling.finding) == ("forerun", 0, "undecided")
     assert plain.words[0] != mine.words[0]
 
 
-def test_a_failed_equality_check_never_looks_as_if_nothing_happened(record: Record, tmp_path: Path) -> None:
+def test_a_failed_equality_check_never_looks_as_if_nothing_happened(
+    record: BenchRecord, tmp_path: Path
+) -> None:
     wrong = sabotaged(record, "difference")
     results = summarise(wrong)
     (row,) = [line for line in markdown(results).splitlines() if "forerun" in line]
@@ -335,7 +341,7 @@ def test_a_failed_equality_check_never_looks_as_if_nothing_happened(record: Reco
     assert WRONG not in markdown(summarise(record))  # and it is not there where all went well
 
 
-def test_who_says_something_else_is_marked_at_every_setting(record: Record) -> None:
+def test_who_says_something_else_is_marked_at_every_setting(record: BenchRecord) -> None:
     record = sabotaged(record, "difference")
     record.runs = [FACTS | {"asked": FACTS["asked"] | {"temperatures": [0.0, 1.0]}}]
     for number in range(4):
@@ -346,15 +352,15 @@ def test_who_says_something_else_is_marked_at_every_setting(record: Record) -> N
     assert not any(each.sound for each in ours)
 
 
-def test_what_nobody_could_decide_has_a_mark_of_its_own(record: Record) -> None:
+def test_what_nobody_could_decide_has_a_mark_of_its_own(record: BenchRecord) -> None:
     doubtful = summarise(sabotaged(record, "undecided"))
     (row,) = [line for line in markdown(doubtful).splitlines() if "forerun" in line]
     assert row.count(f" {DOUBTFUL} ") == 4
     assert WRONG not in row
 
 
-def test_a_contestant_that_errs_half_way_is_marked(record: Record) -> None:
-    record.keep(Answer(place(3), "forerun", error="the server's answer was cut off"))
+def test_a_contestant_that_errs_half_way_is_marked(record: BenchRecord) -> None:
+    record.keep(RecordedAnswer(place(3), "forerun", error="the server's answer was cut off"))
     results = summarise(record)
     ours = next(each for each in results if each.who == "forerun")
     assert (ours.num_missing, ours.sound) == (1, False)
@@ -364,7 +370,7 @@ def test_a_contestant_that_errs_half_way_is_marked(record: Record) -> None:
     assert next(each for each in summarise(record) if each.who == "forerun").sound
 
 
-def test_a_run_that_was_broken_off_is_marked(record: Record) -> None:
+def test_a_run_that_was_broken_off_is_marked(record: BenchRecord) -> None:
     del record.answers[place(3), "vllm"]  # which forerun's speed there is compared with
     by_name = {each.who: each for each in summarise(record)}
     assert not by_name["vllm"].sound
@@ -372,7 +378,7 @@ def test_a_run_that_was_broken_off_is_marked(record: Record) -> None:
     assert by_name["llama.cpp"].sound
 
 
-def test_who_never_answered_has_a_row_without_a_speed(record: Record) -> None:
+def test_who_never_answered_has_a_row_without_a_speed(record: BenchRecord) -> None:
     for number in range(4):
         del record.answers[place(number), "forerun"]
     record.take({"run": 0, "who": "forerun", "gave_up": "it did not start"})
@@ -383,24 +389,24 @@ def test_who_never_answered_has_a_row_without_a_speed(record: Record) -> None:
     assert any("it did not start" in each for each in findings(results))
 
 
-def test_an_answer_takes_the_place_of_an_earlier_one_and_of_its_ruling(record: Record) -> None:
+def test_an_answer_takes_the_place_of_an_earlier_one_and_of_its_ruling(record: BenchRecord) -> None:
     record = sabotaged(record, "near-tie")
     num = len(record.answers)
     record.keep(answer("forerun", place(0), pause=0.025, piece=4, start=200))
     assert len(record.answers) == num
-    assert len(list(partings(record))) == 1
+    assert len(list(first_differences(record))) == 1
 
 
-def test_drawn_words_are_not_judged(record: Record) -> None:
+def test_drawn_words_are_not_judged(record: BenchRecord) -> None:
     record.keep(answer("vllm", place(0, 1.0), pause=0.02))
     record.keep(answer("forerun", place(0, 1.0), pause=0.02, start=9))
-    assert not list(partings(record))
-    assert words_of(record, "forerun", 1.0, 1).told() == "0 of 1 the same by seed"
+    assert not list(first_differences(record))
+    assert compare_outputs(record, "forerun", 1.0, 1).told() == "0 of 1 the same by seed"
 
 
-def test_a_record_is_read_as_it_was_written_and_goes_on(record: Record, tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written_and_goes_on(record: BenchRecord, tmp_path: Path) -> None:
     file = tmp_path / "bench.jsonl"
-    writer = Writer(file, FACTS)
+    writer = RecordWriter(file, FACTS)
     answers = list(record.answers.values())[:5]
     answers[0] = replace(answers[0], token_ids=(), text="a\u2028b")  # which some call the end of a line
     for each in answers:
@@ -409,59 +415,59 @@ def test_a_record_is_read_as_it_was_written_and_goes_on(record: Record, tmp_path
     writer.close()
     with file.open("a") as out:
         out.write('{"place": {"ru')  # the process died here
-    again = Writer(file, json.loads(json.dumps(FACTS)))
+    again = RecordWriter(file, json.loads(json.dumps(FACTS)))
     assert again.resumed
     assert again.done() == {(each.place, each.who) for each in answers}
     assert list(again.record.answers.values()) == answers
     again.close()
-    assert Record.read(file).costs == {(0, False): {1: 0.02}}
+    assert BenchRecord.read(file).costs == {(0, False): {1: 0.02}}
 
 
 def test_a_run_goes_on_only_as_the_same_one(tmp_path: Path) -> None:
     file, facts = tmp_path / "bench.jsonl", FACTS | {"commit": "abc"}
-    Writer(file, facts).close()
-    again = Writer(file, facts | {"commit": "abc-dirty"})  # the record itself is what was changed
+    RecordWriter(file, facts).close()
+    again = RecordWriter(file, facts | {"commit": "abc-dirty"})  # the record itself is what was changed
     assert again.resumed
     again.close()
-    other = Writer(file, facts | {"commit": "another"})
+    other = RecordWriter(file, facts | {"commit": "another"})
     assert not other.resumed
     assert (other.run, other.done()) == (1, set())
     other.close()
     before = file.read_text()
     with pytest.raises(ConfigurationError, match="differ in num_tokens"):
-        Writer(file, facts | {"asked": FACTS["asked"] | {"num_tokens": 8}})
+        RecordWriter(file, facts | {"asked": FACTS["asked"] | {"num_tokens": 8}})
     assert file.read_text() == before
 
 
-def test_records_become_one_if_they_are_of_one_kind(record: Record) -> None:
-    both = Record.merged([record, record])
+def test_records_become_one_if_they_are_of_one_kind(record: BenchRecord) -> None:
+    both = BenchRecord.merged([record, record])
     assert [each.place.run for each in both.answers.values()] == [0] * 12 + [1] * 12
     assert both.costs.keys() == {(0, False), (1, False)}
     other = replace(record, runs=[FACTS | {"asked": FACTS["asked"] | {"dtype": "float32"}}])
     with pytest.raises(ConfigurationError, match="differ in dtype"):
-        Record.merged([record, other])
+        BenchRecord.merged([record, other])
 
 
 def test_a_record_without_answers_is_told(tmp_path: Path) -> None:
     with pytest.raises(UnreadableRecord, match="no answer"):
-        write_page(Record(runs=[FACTS]), tmp_path / "page.html")
+        write_page(BenchRecord(runs=[FACTS]), tmp_path / "page.html")
 
 
 def test_an_empty_record_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "empty.jsonl"
     file.write_text("\n")
     with pytest.raises(UnreadableRecord, match="empty"):
-        Record.read(file)
+        BenchRecord.read(file)
 
 
 def test_what_is_no_record_is_told(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text("hello\nworld\n")
     with pytest.raises(UnreadableRecord, match="holds no record"):
-        Record.read(file)
+        BenchRecord.read(file)
 
 
-def test_disturbed_answers_are_told(record: Record) -> None:
+def test_disturbed_answers_are_told(record: BenchRecord) -> None:
     assert not any("others had" in each for each in findings(summarise(record)))
     record.keep(replace(record.answers[place(1), "forerun"], stolen=0.06))
     told = findings(summarise(record))[-1]

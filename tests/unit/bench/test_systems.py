@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from forerun.bench import contestants as systems
-from forerun.bench.contestants import FORERUN, VLLM, Model, contestants, flags_of, required_flags
+from forerun.bench import systems
+from forerun.bench.systems import FORERUN, VLLM, ServedModel, find_systems, flags_of, required_flags
 from forerun.cli.main import app
 from forerun.errors import ServerFailed
 
@@ -23,18 +23,18 @@ CHANGES_THE_BASELINE = (
 )
 
 
-def commands_of(model: Model, *names: str) -> dict[str, tuple[str, ...]]:
-    return {each.name: each.command for each in contestants(model, names, {})}
+def commands_of(model: ServedModel, *names: str) -> dict[str, tuple[str, ...]]:
+    return {each.name: each.command for each in find_systems(model, names, {})}
 
 
 def test_vllm_servers_run_with_the_defaults_of_vllm(tmp_path: Path) -> None:
-    for command in commands_of(Model(tmp_path), VLLM, "vllm-ngram", FORERUN).values():
+    for command in commands_of(ServedModel(tmp_path), VLLM, "vllm-ngram", FORERUN).values():
         assert not set(CHANGES_THE_BASELINE) & set(command)
 
 
 def test_flags_of_the_user_reach_every_vllm_server_after_ours(tmp_path: Path) -> None:
     given = ("--max-model-len", "512", "--enforce-eager")
-    model = Model(tmp_path, max_length=4096, vllm_flags=given)
+    model = ServedModel(tmp_path, max_length=4096, vllm_flags=given)
     for command in commands_of(model, VLLM, "vllm-ngram", FORERUN).values():
         at = command.index("--enforce-eager")
         assert command[at - 2 : at + 1] == given
@@ -109,7 +109,7 @@ def test_servers_have_ten_minutes_to_start_by_default(
 
 
 def test_the_flags_of_a_model_begin_with_its_precision(tmp_path: Path) -> None:
-    assert flags_of(Model(tmp_path, "float32", max_length=512)) == [
+    assert flags_of(ServedModel(tmp_path, "float32", max_length=512)) == [
         "--dtype",
         "float32",
         "--max-model-len",

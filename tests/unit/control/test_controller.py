@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.control.budget import LEVELS, MARGIN, how_many, likeliest
-from forerun.control.controller import PLAIN_EVERY, Controller, Step
-from forerun.control.cost import StepCost
-from forerun.control.guesses import Guesses, cut
-from forerun.control.honesty import ENOUGH_LOOKS, HEAD_START, LONGEST_REST, SHARE, Rest
+from forerun.control.candidates import Candidates, select_drafts
+from forerun.control.controller import BASELINE_EVERY, Controller, Step
+from forerun.control.draft_budget import LEVELS, MARGIN, by_survival, num_worth_verifying
+from forerun.control.exploration import HEAD_START, MAX_BACKOFF_STEPS, MIN_LOOKUPS, SHARE, LookupBackoff
+from forerun.control.step_cost import StepCost
 from forerun.errors import InvalidDraft
 from forerun.types import BoolArray, Draft, Proposal
 
@@ -30,16 +30,16 @@ def guessed(*survival: float) -> Draft:
     return Draft.chain([1] * len(survival), source="suffix", evidence=evidence)
 
 
-def opened(controller: Controller, drafts: list[Draft], rows: int | None = None) -> tuple[Step, Guesses]:
+def opened(controller: Controller, drafts: list[Draft], rows: int | None = None) -> tuple[Step, Candidates]:
     """A step of new requests, one for every draft."""
     names = [str(number) for number in range(len(drafts))]
     for name in names:
         controller.admit(name, greedy=True)
-    step = controller.open(names, len(drafts) if rows is None else rows)
-    return step, Guesses.of(drafts, partial(controller.kind, step))
+    step = controller.begin_step(names, len(drafts) if rows is None else rows)
+    return step, Candidates.of(drafts, partial(controller.kind, step))
 
 
-def sizes(guesses: Guesses, kept: BoolArray) -> list[int]:
+def sizes(guesses: Candidates, kept: BoolArray) -> list[int]:
     return [int((guesses.owners[kept] == owner).sum()) for owner in range(guesses.owners.max(initial=0) + 1)]
 
 
@@ -66,16 +66,16 @@ def test_drawn_guesses_stay_whatever_they_cost() -> None:
     drawn = Draft.chain([1, 2], q=[q, q], source="model")
     assert decide(STEEP, drawn, guessed(0.5)) == [2, 0]
     with pytest.raises(InvalidDraft, match="draw fewer"):
-        drawn.first(1)
+        drawn.truncate(1)
 
 
 def test_a_request_that_is_not_adaptive_gets_every_guess() -> None:
     controller = Controller(StepCost((1, 2), STEEP))
     controller.admit("a", greedy=True, adaptive=False)
-    step = controller.open(["a"], 1)
-    guesses = Guesses.of([guessed(0.5, 0.01)], partial(controller.kind, step))
+    step = controller.begin_step(["a"], 1)
+    guesses = Candidates.of([guessed(0.5, 0.01)], partial(controller.kind, step))
     assert controller.choose(step, guesses).all()
-    assert controller.allot(step, "model", np.array([7])).tolist() == [7]
+    assert controller.draft_lengths(step, "model", np.array([7])).tolist() == [7]
 
 
 SURVIVALS = st.lists(st.floats(0.01, 0.99), max_size=4).map(lambda each: sorted(each, reverse=True))
@@ -90,7 +90,7 @@ def test_no_other_choice_is_worth_more(drafts: list[list[float]], steps: list[fl
     cost = StepCost(range(1, len(steps) + 2), np.cumsum([1.0, *steps]).tolist(), doubt=0.0)
     controller = Controller(cost)
     step, guesses = opened(controller, [guessed(*each) for each in drafts])
-    survivals = controller.estimate(step, guesses)
+    survivals = controller.estimate_survival(step, guesses)
     of_each = [survivals[guesses.owners == owner] for owner in range(len(drafts))]
     rate = len(drafts) / cost.at(len(drafts))
 
@@ -115,7 +115,7 @@ def test_the_number_of_guesses_is_the_best_there_is(survivals: list[float], cost
     curve = (np.array([1.0, 8.0, 64.0]), np.array([1.0 + sum(costs[: num + 1]) for num in range(3)]))
     seconds = np.interp(np.arange(1.0, len(chances) + 2), *curve)
     worths = np.cumsum([0.0, *chances]) - 2.0 * (seconds - curve[1][0])
-    num, worth = how_many(chances, 1.0, 1, curve, 2.0, 0.0)
+    num, worth = num_worth_verifying(chances, 1.0, 1, curve, 2.0, 0.0)
     assert worths[num] == pytest.approx(worth, abs=1e-9)
     assert max(worths.max(), MARGIN) == pytest.approx(max(worth, MARGIN), abs=1e-9)
 
@@ -127,12 +127,12 @@ def test_the_likeliest_come_first_and_none_before_what_it_follows(
     free = np.array(
         data.draw(st.lists(st.booleans(), min_size=len(chances), max_size=len(chances))), dtype=bool
     )
-    order = likeliest(np.array(chances), free).tolist()
+    order = by_survival(np.array(chances), free).tolist()
     assert sorted(order) == np.flatnonzero(free).tolist()
     for earlier, later in pairwise(order):
         assert chances[earlier] > chances[later] - 1.01 / LEVELS
     falling = np.cumprod(np.array(chances))  # a chain, in which every guess is as likely as the next or more
-    assert likeliest(falling, np.ones(len(chances), dtype=bool)).tolist() == list(range(len(chances)))
+    assert by_survival(falling, np.ones(len(chances), dtype=bool)).tolist() == list(range(len(chances)))
 
 
 def test_what_is_left_of_drafts_is_what_each_has_left() -> None:
@@ -140,10 +140,10 @@ def test_what_is_left_of_drafts_is_what_each_has_left() -> None:
     for kept in ([1, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0], [0] * 6, [1] * 6):
         rest = np.array(kept, dtype=bool)
         places = [slice(0, 3), slice(3, 3), slice(3, 4), slice(4, 6)]
-        lengths = [len(draft.some(rest[place])) for draft, place in zip(drafts, places, strict=True)]
-        assert [len(draft) for draft in cut(drafts, rest)] == lengths
+        lengths = [len(draft.select(rest[place])) for draft, place in zip(drafts, places, strict=True)]
+        assert [len(draft) for draft in select_drafts(drafts, rest)] == lengths
     tree = Draft(np.array([1, 2, 3]), np.array([-1, -1, 1]), np.zeros(3, dtype=bool))
-    (left,) = cut([tree], np.array([False, True, True]))
+    (left,) = select_drafts([tree], np.array([False, True, True]))
     assert left.tokens.tolist() == [2, 3]
     assert left.parents.tolist() == [-1, 0]
 
@@ -174,7 +174,7 @@ def test_a_tree_keeps_whatever_its_guesses_follow() -> None:
     assert kept.tolist() == [True, True, True, False]
     controller = Controller(StepCost((1, 3, 4), (1.0, 1.0, 9.0)))
     step, guesses = opened(controller, [tree])
-    part = tree.some(controller.choose(step, guesses))
+    part = tree.select(controller.choose(step, guesses))
     assert (part.tokens.tolist(), part.parents.tolist()) == ([1, 2], [-1, -1])
 
 
@@ -187,14 +187,14 @@ def run(controller: Controller, truth: float, num_steps: int, *, row_cost: float
         controller.admit("a", greedy=True)
     tokens = seconds = 0.0
     for _ in range(num_steps):
-        step = controller.open(["a"], 1)
-        guesses = Guesses.of(
+        step = controller.begin_step(["a"], 1)
+        guesses = Candidates.of(
             [guessed(*(0.7**depth for depth in range(1, length + 1)))], partial(controller.kind, step)
         )
         num = int(controller.choose(step, guesses).sum())
         stood = np.cumprod(rng.random(num) < truth).astype(bool)
         took = 1.0 + row_cost * num
-        controller.close(step, stood, took)
+        controller.record_step(step, stood, took)
         tokens += 1 + int(stood.sum())
         seconds += took
     return tokens / seconds
@@ -225,13 +225,13 @@ def test_plain_steps_are_measured_now_and_then() -> None:
     controller = Controller(StepCost((1, 2), (1.0, 1.01)))
     controller.admit("a", greedy=True)
     plain = 0
-    for _ in range(20 * PLAIN_EVERY):
-        step = controller.open(["a"], 1)
-        guesses = Guesses.of([guessed(0.9, 0.8)], partial(controller.kind, step))
+    for _ in range(20 * BASELINE_EVERY):
+        step = controller.begin_step(["a"], 1)
+        guesses = Candidates.of([guessed(0.9, 0.8)], partial(controller.kind, step))
         kept = controller.choose(step, guesses)
         plain += step.plain
         assert not (step.plain and kept.any())
-        controller.close(step, kept[kept], 1.02)
+        controller.record_step(step, kept[kept], 1.02)
     assert 5 <= plain <= 20
 
 
@@ -240,11 +240,11 @@ def test_a_class_of_requests_that_loses_stands_down_and_others_go_on() -> None:
     controller.admit("greedy", greedy=True)
     controller.admit("sampled", greedy=False)
     for _ in range(30):
-        controller.accounts[False].book(0.0, 1.0, 10.0)
-    step = controller.open(["greedy", "sampled"], 2)
-    guesses = Guesses.of([guessed(0.9), guessed(0.9)], partial(controller.kind, step))
+        controller.accounts[False].record(0.0, 1.0, 10.0)
+    step = controller.begin_step(["greedy", "sampled"], 2)
+    guesses = Candidates.of([guessed(0.9), guessed(0.9)], partial(controller.kind, step))
     assert controller.choose(step, guesses).tolist() == [True, False]
-    assert controller.allot(step, "model", np.array([4, 4])).tolist()[1] == 0
+    assert controller.draft_lengths(step, "model", np.array([4, 4])).tolist()[1] == 0
 
 
 def looked(
@@ -253,14 +253,14 @@ def looked(
     """Steps of one request, with a look that takes so long wherever one pays; returns how many looked."""
     looks = 0
     for _ in range(num_steps):
-        step = controller.open(["a"], 1)
-        guesses = Guesses.none()
-        if controller.looks(step).all():
+        step = controller.begin_step(["a"], 1)
+        guesses = Candidates.none()
+        if controller.should_draft(step).all():
             looks += 1
             step.look_seconds = look
-            guesses = Guesses.of([guessed(*[0.9] * found)], partial(controller.kind, step))
+            guesses = Candidates.of([guessed(*[0.9] * found)], partial(controller.kind, step))
         num = int(controller.choose(step, guesses).sum())
-        controller.close(step, np.full(num, stands), 1.0 + 0.05 * num)
+        controller.record_step(step, np.full(num, stands), 1.0 + 0.05 * num)
     return looks
 
 
@@ -268,7 +268,7 @@ def test_nobody_looks_where_looking_costs_more_than_it_brings() -> None:
     controller = Controller(StepCost((1, 2), (1.0, 1.05)))
     controller.admit("a", greedy=True)
     looked(controller, found=False, num_steps=100, look=0.02)
-    assert looked(controller, found=False, num_steps=900, look=0.02) <= 900 / LONGEST_REST
+    assert looked(controller, found=False, num_steps=900, look=0.02) <= 900 / MAX_BACKOFF_STEPS
     looked(controller, stands=False, num_steps=200, look=0.02)
     assert looked(controller, stands=False, num_steps=900, look=0.02) < 900 / 3
     assert looked(controller, stands=True, num_steps=100, look=0.02) >= 70, "it is found out when that ends"
@@ -283,15 +283,15 @@ def test_guesses_that_nobody_asked_us_about_tell_nothing_of_looking() -> None:
     controller.admit("a", greedy=True)
     controller.admit("all", greedy=True, adaptive=False)
     for _ in range(300):
-        step = controller.open(["a", "all"], 2)
-        looks = controller.looks(step)
+        step = controller.begin_step(["a", "all"], 2)
+        looks = controller.should_draft(step)
         assert looks[1]
         step.look_seconds = 0.02
         own = guessed(0.99) if looks[0] else guessed()
-        guesses = Guesses.of([own, guessed(*[0.5] * 4)], partial(controller.kind, step))
+        guesses = Candidates.of([own, guessed(*[0.5] * 4)], partial(controller.kind, step))
         kept = controller.choose(step, guesses)
         stood = guesses.owners[kept] == 0
-        controller.close(step, stood, 1.0 + 0.5 * (1 + kept.sum()))
+        controller.record_step(step, stood, 1.0 + 0.5 * (1 + kept.sum()))
     assert looks[0], "what others lose is not held against it"
 
 
@@ -302,12 +302,12 @@ def test_one_slow_look_is_forgotten() -> None:
     assert looked(controller, stands=True, num_steps=100, look=0.001) >= 95
 
 
-def rested(rest: Rest, outcomes: Sequence[tuple[float, float]], *, took: float = 1.0) -> int:
+def rested(rest: LookupBackoff, outcomes: Sequence[tuple[float, float]], *, took: float = 1.0) -> int:
     """How many of so many steps pass without a look, where looks promise and bring that."""
     steps = 0
     for promised, brought in outcomes:
-        if rest.is_over():
-            rest.looked(promised, brought, took)
+        if rest.should_look_up():
+            rest.record_lookup(promised, brought, took)
         else:
             steps += 1
     return steps
@@ -317,40 +317,42 @@ def test_promises_count_as_far_as_they_are_kept() -> None:
     """Guesses that are chosen for what they promise bring less; whether that is still enough is noisy."""
     noise = np.random.default_rng(0).normal(0.0, 8.0, (20, 3000))
 
-    def share(mean: float, rests: list[Rest]) -> float:
+    def share(mean: float, rests: list[LookupBackoff]) -> float:
         outcomes = ([(2.0, mean + each) for each in some] for some in noise)
         return sum(map(rested, rests, outcomes)) / noise.size
 
-    tired = [Rest() for _ in noise]
-    assert share(2.0, [Rest() for _ in noise]) < 0.05
+    tired = [LookupBackoff() for _ in noise]
+    assert share(2.0, [LookupBackoff() for _ in noise]) < 0.05
     assert share(0.0, tired) > 0.75
-    assert rested(tired[0], [(200.0, 200.0)] * 100) <= 2 * LONGEST_REST, "text begins to repeat"
+    assert rested(tired[0], [(200.0, 200.0)] * 100) <= 2 * MAX_BACKOFF_STEPS, "text begins to repeat"
     assert rested(tired[0], [(0.0, 0.0)] * 1200) > 800
-    assert rested(tired[0], [(0.0, 100.0)] * 20) <= LONGEST_REST, "somebody found out"
+    assert rested(tired[0], [(0.0, 100.0)] * 20) <= MAX_BACKOFF_STEPS, "somebody found out"
 
 
 def test_one_class_rests_and_the_other_does_not() -> None:
     controller = Controller(StepCost((1, 2), (1.0, 1.05)))
     controller.admit("greedy", greedy=True)
     controller.admit("drawn", greedy=False)
-    for _ in range(2 * int(ENOUGH_LOOKS)):
-        controller.rests[0].looked(0.0, 0.0, 1.0)
-        controller.rests[1].looked(2.0, 2.0, 1.0)
-    assert controller.looks(controller.open(["greedy", "drawn"], 2)).tolist() == [True, False]
+    for _ in range(2 * int(MIN_LOOKUPS)):
+        controller.rests[0].record_lookup(0.0, 0.0, 1.0)
+        controller.rests[1].record_lookup(2.0, 2.0, 1.0)
+    assert controller.should_draft(controller.begin_step(["greedy", "drawn"], 2)).tolist() == [True, False]
 
 
 def test_a_draft_model_goes_as_far_as_its_passes_pay() -> None:
     near, far = (Controller(StepCost((1, 2), (1.0, 1.01))) for _ in range(2))
     for controller, seconds in ((near, 0.5), (far, 0.01)):
         controller.admit("a", greedy=False)
-        for _ in range(PLAIN_EVERY - 10):
-            step = controller.open(["a"], 1)
-            controller.drafted(step, "model", 1, seconds)
-            controller.close(step, np.zeros(0, dtype=bool), 1.0 + seconds)
-    depths = [int(each.allot(each.open(["a"], 1), "model", np.array([16]))[0]) for each in (near, far)]
+        for _ in range(BASELINE_EVERY - 10):
+            step = controller.begin_step(["a"], 1)
+            controller.record_draft_time(step, "model", 1, seconds)
+            controller.record_step(step, np.zeros(0, dtype=bool), 1.0 + seconds)
+    depths = [
+        int(each.draft_lengths(each.begin_step(["a"], 1), "model", np.array([16]))[0]) for each in (near, far)
+    ]
     assert depths[0] < depths[1]
     assert depths[1] >= 8
-    assert far.allot(far.open(["a"], 1), "model", np.array([0])).tolist() == [0]
+    assert far.draft_lengths(far.begin_step(["a"], 1), "model", np.array([0])).tolist() == [0]
 
 
 def test_a_step_that_reads_far_more_than_the_curve_knows_is_not_held_against_guesses() -> None:
@@ -358,11 +360,11 @@ def test_a_step_that_reads_far_more_than_the_curve_knows_is_not_held_against_gue
         controller = Controller(StepCost((1, 2), (1.0, 1.01)))
         controller.admit("a", greedy=True)
         for _ in range(100):
-            step = controller.open(["a"], rows)
-            step.guesses = Guesses.of([guessed(0.9)], partial(controller.kind, step))
-            rates = controller.close(step, np.array([False]), 100.0)
+            step = controller.begin_step(["a"], rows)
+            step.guesses = Candidates.of([guessed(0.9)], partial(controller.kind, step))
+            rates = controller.record_step(step, np.array([False]), 100.0)
             assert (rates is None) == (rows > 2)
-        assert controller.accounts[True].loses == loses
+        assert controller.accounts[True].is_losing == loses
 
 
 def test_what_was_drawn_in_vain_is_paid_for_by_what_was_not() -> None:
@@ -371,13 +373,13 @@ def test_what_was_drawn_in_vain_is_paid_for_by_what_was_not() -> None:
         controller = Controller(StepCost((1, 2), (1.0, 1.01)))
         controller.admit("a", greedy=True)
         for _ in range(50):
-            step = controller.open([], 5)
-            controller.drafted(step, "model", 1, seconds, reading=5)
-            controller.close(step, np.zeros(0, dtype=bool), 1.0)
-            step = controller.open(["a"], 1)
-            step.guesses = Guesses.of([guessed(0.9)], partial(controller.kind, step))
-            controller.close(step, np.array([True]), 1.01)
-        assert controller.accounts[True].loses == loses
+            step = controller.begin_step([], 5)
+            controller.record_draft_time(step, "model", 1, seconds, reading=5)
+            controller.record_step(step, np.zeros(0, dtype=bool), 1.0)
+            step = controller.begin_step(["a"], 1)
+            step.guesses = Candidates.of([guessed(0.9)], partial(controller.kind, step))
+            controller.record_step(step, np.array([True]), 1.01)
+        assert controller.accounts[True].is_losing == loses
 
 
 def test_reading_prompts_is_no_part_of_a_pass_and_is_paid_for_when_it_is_tried() -> None:
@@ -385,32 +387,34 @@ def test_reading_prompts_is_no_part_of_a_pass_and_is_paid_for_when_it_is_tried()
     controller.admit("a", greedy=False)
     one = np.array([1])
     for _ in range(200):  # nothing it draws stands, so it does not pay
-        step = controller.open(["a"], 1)
-        controller.drafted(step, "model", 1, 0.1)
-        controller.went(step, "model", one, np.array([0]))
-        controller.close(step, np.zeros(0, dtype=bool), 1.1)
+        step = controller.begin_step(["a"], 1)
+        controller.record_draft_time(step, "model", 1, 0.1)
+        controller.record_accepted(step, "model", one, np.array([0]))
+        controller.record_step(step, np.zeros(0, dtype=bool), 1.1)
     before = controller._pass_share["model"]
     for _ in range(20):
-        step = controller.open(["a"], 801)
-        controller.drafted(step, "model", 1, 0.1 + 8.0, reading=800)
-        controller.drafted(step, "model", 0, 0.0, reading=800)  # it was not run
+        step = controller.begin_step(["a"], 801)
+        controller.record_draft_time(step, "model", 1, 0.1 + 8.0, reading=800)
+        controller.record_draft_time(step, "model", 0, 0.0, reading=800)  # it was not run
     assert controller._pass_share["model"] == before
     controller.purse.seconds = 1.0
-    step = controller.open(["a"], 1)
+    step = controller.begin_step(["a"], 1)
     step.plain = False
-    assert controller.allot(step, "model", one, reading=800).tolist() == [0], "8 seconds are not there"
-    assert controller.allot(step, "model", one).tolist() == [1]
+    assert controller.draft_lengths(step, "model", one, reading=800).tolist() == [0], (
+        "8 seconds are not there"
+    )
+    assert controller.draft_lengths(step, "model", one).tolist() == [1]
 
 
 def test_guesses_that_will_be_left_out_are_worth_nothing_and_drawn_ones_cost_their_rows() -> None:
     controller = Controller(StepCost((1, 2, 4), (1.0, 1.3, 1.9), doubt=0.0))
     controller.admit("a", greedy=True)
-    step = controller.open(["a"], 1)
-    hopeless = Guesses.of([guessed(*[0.1] * 8)], partial(controller.kind, step))
-    assert controller.estimate(step, hopeless).sum() > 0
-    assert controller.worth(step, hopeless).tolist() == [0.0]
+    step = controller.begin_step(["a"], 1)
+    hopeless = Candidates.of([guessed(*[0.1] * 8)], partial(controller.kind, step))
+    assert controller.estimate_survival(step, hopeless).sum() > 0
+    assert controller.expected_gain(step, hopeless).tolist() == [0.0]
     drawn = replace(hopeless, fixed=np.ones(len(hopeless), dtype=bool))
-    assert controller.worth(step, drawn)[0] < 0
-    good = Guesses.of([guessed(0.9)], partial(controller.kind, step))
-    assert 0 < controller.worth(step, good)[0] < controller.estimate(step, good)[0]
-    assert controller.worth(controller.open([], 5), Guesses.none()).tolist() == []
+    assert controller.expected_gain(step, drawn)[0] < 0
+    good = Candidates.of([guessed(0.9)], partial(controller.kind, step))
+    assert 0 < controller.expected_gain(step, good)[0] < controller.estimate_survival(step, good)[0]
+    assert controller.expected_gain(controller.begin_step([], 5), Candidates.none()).tolist() == []

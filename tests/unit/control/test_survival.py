@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.control.survival import BIAS_TRUST, LINE, Survival
+from forerun.control.survival import BIAS_TRUST, LINE, SurvivalEstimator
 from forerun.types import FloatArray
 
 
-def chain(survival: Survival, stated: list[float], kind: int, place: int, stood: int) -> None:
+def chain(survival: SurvivalEstimator, stated: list[float], kind: int, place: int, stood: int) -> None:
     """A chain of guesses, of which so many stood."""
     num = len(stated)
     survival.learn(
@@ -21,7 +21,7 @@ def chain(survival: Survival, stated: list[float], kind: int, place: int, stood:
     )
 
 
-def chance(survival: Survival, kind: int, place: int, stated: float = 0.7) -> float:
+def chance(survival: SurvivalEstimator, kind: int, place: int, stated: float = 0.7) -> float:
     found: FloatArray = survival.estimate(
         np.array([stated]), np.array([-1]), np.array([kind]), np.array([place])
     )
@@ -29,14 +29,14 @@ def chance(survival: Survival, kind: int, place: int, stated: float = 0.7) -> fl
 
 
 def test_before_anything_was_seen_drafters_are_believed_a_little_more() -> None:
-    survival = Survival()
+    survival = SurvivalEstimator()
     kind, place = survival.kind("suffix", greedy=True), survival.admit("a")
     logit = LINE[0] + LINE[1] * np.log(0.7 / 0.3)
     assert chance(survival, kind, place) == pytest.approx(1 / (1 + np.exp(-logit)))
 
 
 def test_survival_is_the_product_down_a_tree() -> None:
-    survival = Survival()
+    survival = SurvivalEstimator()
     kind, place = survival.kind("suffix", greedy=True), survival.admit("a")
     stated = np.array([0.7, 0.2, 0.49, 0.1])  # two children of the root, a child of the first, one of that
     parents = np.array([-1, -1, 0, 2])
@@ -49,7 +49,7 @@ def test_survival_is_the_product_down_a_tree() -> None:
 @pytest.mark.parametrize("truth", [0.05, 0.5, 0.95])
 def test_a_requests_own_record_is_learnt_within_some_rounds(truth: float) -> None:
     rng = np.random.default_rng(1)
-    survival = Survival()
+    survival = SurvivalEstimator()
     kind, place = survival.kind("suffix", greedy=True), survival.admit("a")
     for _ in range(40):
         chain(survival, [0.7, 0.49, 0.343], kind, place, int(np.argmin([*(rng.random(3) < truth), False])))
@@ -57,7 +57,7 @@ def test_a_requests_own_record_is_learnt_within_some_rounds(truth: float) -> Non
 
 
 def test_requests_differ_and_new_ones_begin_as_others_did() -> None:
-    survival = Survival()
+    survival = SurvivalEstimator()
     kind = survival.kind("suffix", greedy=True)
     good, bad = survival.admit("good"), survival.admit("bad")
     first = chance(survival, kind, good)
@@ -71,7 +71,7 @@ def test_requests_differ_and_new_ones_begin_as_others_did() -> None:
 
 
 def test_kinds_do_not_mix() -> None:
-    survival = Survival()
+    survival = SurvivalEstimator()
     place = survival.admit("a")
     greedy, sampled = survival.kind("suffix", greedy=True), survival.kind("suffix", greedy=False)
     before = chance(survival, sampled, place)
@@ -82,7 +82,7 @@ def test_kinds_do_not_mix() -> None:
 
 
 def test_a_guess_behind_one_that_fell_says_nothing() -> None:
-    one, other = Survival(), Survival()
+    one, other = SurvivalEstimator(), SurvivalEstimator()
     for survival, length in ((one, 1), (other, 5)):
         kind, place = survival.kind("suffix", greedy=True), survival.admit("a")
         chain(survival, [0.7**depth for depth in range(1, length + 1)], kind, place, 0)
@@ -90,7 +90,7 @@ def test_a_guess_behind_one_that_fell_says_nothing() -> None:
 
 
 def test_what_changed_is_noticed_within_twenty_rounds() -> None:
-    survival = Survival()
+    survival = SurvivalEstimator()
     kind, place = survival.kind("suffix", greedy=True), survival.admit("a")
     for _ in range(300):
         chain(survival, [0.7, 0.49], kind, place, 2)
@@ -100,7 +100,7 @@ def test_what_changed_is_noticed_within_twenty_rounds() -> None:
 
 
 def test_how_it_goes_on_is_learnt_apart_from_how_it_begins() -> None:
-    copied, chatty = Survival(), Survival()
+    copied, chatty = SurvivalEstimator(), SurvivalEstimator()
     for survival, goes_on in ((copied, True), (chatty, False)):
         kind, place = survival.kind("suffix", greedy=True), survival.admit("a")
         for number in range(60):  # of the first guesses one in three stands
@@ -115,7 +115,7 @@ def test_how_it_goes_on_is_learnt_apart_from_how_it_begins() -> None:
 
 
 def test_requests_begin_as_those_before_them_ended() -> None:
-    survival = Survival()
+    survival = SurvivalEstimator()
     kind = survival.kind("suffix", greedy=True)
     fresh = chance(survival, kind, survival.admit("fresh"))
     for number in range(10):
@@ -132,7 +132,7 @@ def test_requests_begin_as_those_before_them_ended() -> None:
 
 
 def test_places_are_used_again_and_remember_nobody() -> None:
-    survival = Survival()
+    survival = SurvivalEstimator()
     kind = survival.kind("suffix", greedy=True)
     for number in range(1000):
         place = survival.admit(str(number))

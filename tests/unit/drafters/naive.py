@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from forerun.drafters.index import MOST_WALKED, NUM_FREQUENT, NUM_RUNGS
-from forerun.drafters.sightings import BREAK, LONGEST
-from forerun.drafters.tree import UNSEEN, UNSEEN_EACH, weigh
+from forerun.drafters.context_index import MOST_WALKED, NUM_FREQUENT, NUM_RUNGS
+from forerun.drafters.match_tree import UNSEEN, UNSEEN_EACH, weigh
+from forerun.drafters.matches import BREAK, LONGEST
 
 
 def match_length(text: Sequence[int], place: int, context: Sequence[int]) -> int:

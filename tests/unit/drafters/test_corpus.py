@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forerun.drafters import corpus as corpus_module
 from forerun.drafters.corpus import MAGIC, Corpus, fingerprint
 from forerun.drafters.corpus_builder import build
-from forerun.drafters.sightings import AHEAD, BREAK, CORPUS, LONGEST, MATCH, PLACE, SOURCE
+from forerun.drafters.matches import AHEAD, BREAK, CORPUS, LONGEST, MATCH, PLACE, SOURCE
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import InvalidCorpus, VocabularyMismatch
 from forerun.types import RequestView

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.drafters import counts as counts_module
-from forerun.drafters.counts import Counts
+from forerun.drafters import ngram_counts as counts_module
+from forerun.drafters.match_tree import AGREE, CHANCE, MATCHED, RECORD, SURVIVAL, TOTAL
 from forerun.drafters.ngram import NgramDrafter
-from forerun.drafters.tree import AGREE, CHANCE, MATCHED, RECORD, SURVIVAL, TOTAL
+from forerun.drafters.ngram_counts import NgramCounts
 from forerun.errors import ConfigurationError
 from forerun.types import Drafter, RequestView, Verdict
 
@@ -88,7 +88,7 @@ def test_a_text_that_came_in_parts_is_counted_as_one(text: list[int], steps: lis
 def test_memory_has_a_bound_and_the_older_half_goes_first() -> None:
     rng = np.random.default_rng(0)
     text = rng.integers(0, 1000, 20_000).astype(np.int32)
-    counts = Counts(order=4, room=10, most=512)
+    counts = NgramCounts(order=4, room=10, most=512)
     most_bytes = 0
     for start in range(0, len(text), 100):
         counts.extend(text[start : start + 100])

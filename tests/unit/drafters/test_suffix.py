@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.drafters.sightings import BREAK
+from forerun.drafters.match_tree import EVIDENCE, FROM, RECORD
+from forerun.drafters.matches import BREAK
 from forerun.drafters.suffix import DEEPEST, SuffixDrafter
-from forerun.drafters.tree import EVIDENCE, FROM, RECORD
 from forerun.errors import ConfigurationError
 from forerun.types import Draft, Drafter, RequestView, Verdict
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.engines.local.page import write_page
 from forerun.engines.local.request import Result, Update
-from forerun.engines.local.stories import best_dropped, read_trace
-from forerun.engines.local.trace import Trace, own_words
+from forerun.engines.local.trace_page import write_page
+from forerun.engines.local.trace_reader import best_dropped, read_trace
+from forerun.engines.local.trace_writer import TraceWriter, own_words
 from forerun.errors import UnreadableTrace
 from forerun.types import Draft, Verdict
 
@@ -50,7 +50,7 @@ def test_a_stop_cuts_what_counts_as_said() -> None:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     out = io.StringIO()
-    tracer = Trace(out, Letters())
+    tracer = TraceWriter(out, Letters())
     tracer.prompt("0", [1, 2])
     used = (0.95, 0.8125, 0.7, 0.05)
     tracer.update(Update("0", (1, 2, 5), "abe", TREE, Verdict((0, 1), 5), survival=used))

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from forerun.engines.vllm import Drafter
+from forerun.engines.vllm import LookupProposer
 from forerun.engines.vllm.startup_log import log_progress
-from forerun.engines.vllm.tally import logger
+from forerun.engines.vllm.stats import logger
 
 
 class Lines(logging.Handler):
@@ -51,7 +51,7 @@ def test_a_part_that_fails_is_not_reported_as_done(lines: Lines) -> None:
 
 
 def test_a_start_reports_that_it_loads_or_compiles_kernels(lines: Lines) -> None:
-    Drafter(
+    LookupProposer(
         SimpleNamespace(
             additional_config={},
             speculative_config=SimpleNamespace(num_speculative_tokens=4),

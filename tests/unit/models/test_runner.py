@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forerun.errors import InvalidRequest, UnsupportedModel
 from forerun.models import runner as running
 from forerun.models.attention import WIDE
-from forerun.models.runner import COMMITTED, Rows, Runner, longest
+from forerun.models.runner import COMMITTED, InputRows, Runner, longest
 from forerun.types import BoolArray
 
 TOKENS = st.lists(st.integers(0, 15), min_size=1, max_size=12)
@@ -49,13 +49,13 @@ def differences(
 ) -> float:
     """The largest difference between trees behind several texts in one pass, and their paths alone."""
     runner = Runner(model, num_slots=slots, max_length=64)
-    taken = [runner.take() for _ in texts]
+    taken = [runner.allocate() for _ in texts]
     for slot, (prompt, _) in zip(taken, texts, strict=True):
-        runner.read([Rows(slot, prompt, num_logits=0)])
-        runner.keep({slot: range(len(prompt))})
-    logits = runner.read(
+        runner.forward([InputRows(slot, prompt, num_logits=0)])
+        runner.commit({slot: range(len(prompt))})
+    logits = runner.forward(
         [
-            Rows(slot, tokens, np.array(parents), num_logits=len(tokens))
+            InputRows(slot, tokens, np.array(parents), num_logits=len(tokens))
             for slot, (_, (tokens, parents)) in zip(taken, texts, strict=True)
         ]
     )
@@ -90,7 +90,7 @@ def test_every_forward_pass_of_the_probe_runs_in_inference_mode(tiny_llama: Any)
 def test_a_row_that_sees_its_sibling_is_noticed(tiny_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = running._lineage
 
-    def careless(above: BoolArray, rows: Rows) -> BoolArray:
+    def careless(above: BoolArray, rows: InputRows) -> BoolArray:
         num, width = real(above, rows).shape
         return np.tri(num, width, k=width - num, dtype=bool)  # a chain, always
 
@@ -112,58 +112,58 @@ def test_a_kept_path_reads_on_as_if_nothing_else_had_been_read(
 ) -> None:
     tokens, parents = tree
     runner = Runner(tiny_llama, num_slots=2, max_length=64)
-    slot = runner.take()
-    runner.read([Rows(slot, prompt), Rows(runner.take(), more)])
-    runner.keep({slot: range(len(prompt))})
-    runner.read([Rows(slot, tokens, np.array(parents))])
+    slot = runner.allocate()
+    runner.forward([InputRows(slot, prompt), InputRows(runner.allocate(), more)])
+    runner.commit({slot: range(len(prompt))})
+    runner.forward([InputRows(slot, tokens, np.array(parents))])
     node = data.draw(st.integers(COMMITTED, len(tokens) - 1))
     kept = path_to(node, parents)
-    runner.keep({slot: kept})
+    runner.commit({slot: kept})
     said = prompt + [tokens[i] for i in kept]
     assert runner.length(slot) == len(said)
-    logits = runner.read([Rows(slot, more)])
+    logits = runner.forward([InputRows(slot, more)])
     assert (logits[0] - plainly(tiny_llama, said + more)).abs().max() < 1e-4
 
 
 def test_a_tree_may_be_read_level_by_level(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=1, max_length=64)
-    slot = runner.take()
-    runner.read([Rows(slot, [1, 2])])
-    runner.keep({slot: range(2)})
-    runner.read([Rows(slot, [3, 4], np.array([-1, -1]))])
-    below = runner.read([Rows(slot, [5, 6], np.array([1, 0]), num_logits=2)])
+    slot = runner.allocate()
+    runner.forward([InputRows(slot, [1, 2])])
+    runner.commit({slot: range(2)})
+    runner.forward([InputRows(slot, [3, 4], np.array([-1, -1]))])
+    below = runner.forward([InputRows(slot, [5, 6], np.array([1, 0]), num_logits=2)])
     assert (below[0] - plainly(tiny_llama, [1, 2, 4, 5])).abs().max() < 1e-4
     assert (below[1] - plainly(tiny_llama, [1, 2, 3, 6])).abs().max() < 1e-4
-    chained = runner.read([Rows(slot, [7])])
+    chained = runner.forward([InputRows(slot, [7])])
     assert (chained[0] - plainly(tiny_llama, [1, 2, 3, 6, 7])).abs().max() < 1e-4
 
 
 def test_long_and_short_texts_share_a_pass(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=3, max_length=200)
     texts = [[n % 16 for n in range(length)] for length in (WIDE + 40, 1, 7)]
-    logits = runner.read([Rows(runner.take(), text) for text in texts])
+    logits = runner.forward([InputRows(runner.allocate(), text) for text in texts])
     for row, text in zip(logits, texts, strict=True):
         assert (row - plainly(tiny_llama, text)).abs().max() < 1e-4
 
 
 def test_rolling_back_is_lowering_the_length(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=1, max_length=64)
-    slot = runner.take()
-    runner.read([Rows(slot, [1, 2, 3, 4, 5])])
-    runner.keep({slot: range(5)})
-    runner.cut(slot, 2)
-    assert (runner.read([Rows(slot, [9])])[0] - plainly(tiny_llama, [1, 2, 9])).abs().max() < 1e-4
+    slot = runner.allocate()
+    runner.forward([InputRows(slot, [1, 2, 3, 4, 5])])
+    runner.commit({slot: range(5)})
+    runner.truncate(slot, 2)
+    assert (runner.forward([InputRows(slot, [9])])[0] - plainly(tiny_llama, [1, 2, 9])).abs().max() < 1e-4
 
 
 def test_a_slot_is_clean_for_its_next_text(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=2, max_length=64)
-    slot, _ = runner.take(), runner.take()
-    runner.read([Rows(slot, list(range(12)))])
-    runner.keep({slot: range(12)})
+    slot, _ = runner.allocate(), runner.allocate()
+    runner.forward([InputRows(slot, list(range(12)))])
+    runner.commit({slot: range(12)})
     runner.cache._values[:, :12] = torch.nan  # what a broken text leaves
-    runner.release(slot)
-    assert runner.take() == slot
-    logits = runner.read([Rows(slot, [1]), Rows(1, list(range(10)))])
+    runner.free(slot)
+    assert runner.allocate() == slot
+    logits = runner.forward([InputRows(slot, [1]), InputRows(1, list(range(10)))])
     assert torch.isfinite(logits).all()
     assert (logits[0] - plainly(tiny_llama, [1])).abs().max() < 1e-4
 
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=1, max_length=8)
     assert runner.max_length == 8
     with pytest.raises(InvalidRequest, match="9 tokens came for 8 places"):
-        runner.read([Rows(runner.take(), [1] * 9)])
+        runner.forward([InputRows(runner.allocate(), [1] * 9)])
     assert Runner(tiny_llama, num_slots=1).max_length == longest(tiny_llama) == 256
 
 
@@ -231,12 +231,12 @@ def test_an_architecture_says_its_own_words_or_is_refused(
     runner = Runner(model, num_slots=2)
     assert runner._together is together
     assert runner.max_length == changes.get("sliding_window", 64)
-    slots = [runner.take() for _ in prompts]
+    slots = [runner.allocate() for _ in prompts]
     said: list[list[int]] = [[], []]
     unread = [list(prompt) for prompt in prompts]
     for _ in range(8):
-        logits = runner.read([Rows(slot, tokens) for slot, tokens in zip(slots, unread, strict=True)])
-        runner.keep({slot: range(len(tokens)) for slot, tokens in zip(slots, unread, strict=True)})
+        logits = runner.forward([InputRows(slot, tokens) for slot, tokens in zip(slots, unread, strict=True)])
+        runner.commit({slot: range(len(tokens)) for slot, tokens in zip(slots, unread, strict=True)})
         unread = [[int(row.argmax())] for row in logits]
         for answer, (token,) in zip(said, unread, strict=True):
             answer.append(token)

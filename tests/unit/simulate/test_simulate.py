@@ -15,7 +15,7 @@ from forerun.errors import ConfigurationError
 from forerun.simulate.fleet import serve
 from forerun.simulate.grid import LENGTHS, Cell, Texts, grid, play, speed
 from forerun.simulate.hardware import LAUNCH, MEMORY_SHARE, Roofline
-from forerun.simulate.policies import Controlled, Fixed, profiled
+from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, profiled
 from forerun.simulate.replica import Replica
 from forerun.simulate.scenario import FIXED, OURS, PLAIN, Scenario, known, machines, simulate
 from forerun.simulate.traffic import (
@@ -26,7 +26,7 @@ from forerun.simulate.traffic import (
     Mixture,
     Poisson,
     Recorded,
-    Visit,
+    SimulatedRequest,
     visits,
 )
 
@@ -72,9 +72,9 @@ def test_arrivals_can_be_recorded(tmp_path: Path) -> None:
         list(visits(recorded, few, few, Constant(chance=0.5), 10.0, random))
 
 
-def replica(length: int, chance: float, **options: int) -> tuple[Replica, Visit]:
-    made = Replica(H100, Fixed(length), np.random.default_rng(1), max_batch=8, **options)
-    return made, Visit(0.0, prompt=5000, output=200, chance=chance)
+def replica(length: int, chance: float, **options: int) -> tuple[Replica, SimulatedRequest]:
+    made = Replica(H100, FixedLengthPolicy(length), np.random.default_rng(1), max_batch=8, **options)
+    return made, SimulatedRequest(0.0, prompt=5000, output=200, chance=chance)
 
 
 def test_a_replica_reads_prompts_in_pieces_and_says_what_stands() -> None:
@@ -98,9 +98,9 @@ def test_whoever_does_not_fit_waits() -> None:
 
 
 def test_the_controller_learns_what_a_replica_does() -> None:
-    policy = Controlled(profiled(H100), 16)
+    policy = ControllerPolicy(profiled(H100), 16)
     made = Replica(H100, policy, np.random.default_rng(1), max_batch=64)
-    coming = [Visit(0.01 * number, 200, 200, 0.9) for number in range(64)]
+    coming = [SimulatedRequest(0.01 * number, 200, 200, 0.9) for number in range(64)]
     outcome = serve([made], coming, 60.0, np.random.default_rng(0))
     assert outcome.finished == 64
     assert outcome.tokens_per_pass > 3
@@ -167,7 +167,7 @@ def test_everybody_is_tried_on_the_same_texts() -> None:
     assert (poor < 0.05, good > 0.8) == (True, True)
     mixed = Texts(Cell(64, 0.9, 4, "mixed"))
     assert [(mixed[number] > 0).mean() > 0.5 for number in (0, 1)] == [True, False]
-    assert speed(cell, texts, Fixed(0)) == pytest.approx(4 / (0.02 * (1 + (4 / 64) ** 4) ** 0.25))
+    assert speed(cell, texts, FixedLengthPolicy(0)) == pytest.approx(4 / (0.02 * (1 + (4 / 64) ** 4) ** 0.25))
 
 
 def test_the_controller_keeps_its_promises_all_over_the_grid() -> None:
@@ -187,7 +187,7 @@ def test_a_controller_that_never_learns_fails_the_same_test(monkeypatch: pytest.
     monkeypatch.setattr("forerun.control.survival.Survival.learn", lambda *_: None)
     (cell,) = play([Cell(8, 0.0, 1, "stationary")])
     assert cell["over_plain"] > 0.98, "the accounts stop it"
-    monkeypatch.setattr("forerun.control.honesty.Account.loses", False)
+    monkeypatch.setattr("forerun.control.exploration.NetGain.is_losing", False)
     (cell,) = play([Cell(8, 0.0, 1, "stationary")])
     assert cell["over_plain"] < 0.98
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from forerun.bench.contestants import Model
-from forerun.bench.summary import Ratio
+from forerun.bench.summary import RatioEstimate
+from forerun.bench.systems import ServedModel
 from forerun.bench.transcripts import Transcript
 from forerun.cli.main import app
 from forerun.config import SpeculationConfig
 from forerun.errors import ServerFailed
-from forerun.servers.streaming import Streamed
-from forerun.tune.advice import Advice
-from forerun.tune.measure import Measured, Pair, serving
+from forerun.servers.streaming import StreamedAnswer
+from forerun.tune.measure import Measured, MeasuredPair, serving
 from forerun.tune.page import as_values, write_page
-from forerun.tune.predict import NOTHING, PLAIN, Choice, Plainly, Prediction, best, lookups, predict
+from forerun.tune.predict import NOTHING, PLAIN, BaselineRun, Choice, Prediction, best, lookups, predict
+from forerun.tune.recommendation import Recommendation
 
 FLAT = {rows: 0.05 + 0.0001 * rows for rows in (1, 2, 4, 8, 16, 32)}
 STEEP = {rows: 0.05 * rows for rows in (1, 2, 4, 8, 16, 32)}
@@ -42,9 +42,9 @@ def novel(num: int = 6) -> list[Transcript]:
     ]
 
 
-def told(answers: list[Transcript], costs: dict[int, float], beside: float = 0.0) -> Plainly:
+def told(answers: list[Transcript], costs: dict[int, float], beside: float = 0.0) -> BaselineRun:
     """Answers of plain decoding whose steps take so long beside their pass."""
-    return Plainly(answers, costs, costs[1] + beside, 200)
+    return BaselineRun(answers, costs, costs[1] + beside, 200)
 
 
 def test_where_text_repeats_and_guesses_are_free_lookups_gain() -> None:
@@ -93,21 +93,21 @@ def test_nobody_guesses_beyond_what_an_answer_can_have() -> None:
     assert bound.guesses_per_step < wide.guesses_per_step
 
 
-def answer(seconds: float, num: int = 21) -> Streamed:
+def answer(seconds: float, num: int = 21) -> StreamedAnswer:
     """Tokens that came evenly, so many seconds from the first to the last."""
     times = tuple(np.linspace(0.0, seconds, num))
-    return Streamed(0.0, times, (1,) * num, "", tuple(range(num)), num_tokens=num)
+    return StreamedAnswer(0.0, times, (1,) * num, "", tuple(range(num)), num_tokens=num)
 
 
 def test_answers_of_other_lengths_are_compared_token_by_token() -> None:
-    plain, ours = Pair(answer(2.0, 21), answer(2.0, 41)).seconds
+    plain, ours = MeasuredPair(answer(2.0, 21), answer(2.0, 41)).seconds
     assert plain == pytest.approx(2.0)
     assert ours == pytest.approx(1.0)
-    assert not Pair(answer(2.0, 3), answer(2.0)).is_timed
+    assert not MeasuredPair(answer(2.0, 3), answer(2.0)).is_timed
 
 
-def sure(gain: float) -> Ratio:
-    return Ratio(gain, gain, gain)
+def sure(gain: float) -> RatioEstimate:
+    return RatioEstimate(gain, gain, gain)
 
 
 def test_who_needs_less_wins_unless_more_is_worth_it() -> None:
@@ -121,13 +121,15 @@ def test_who_needs_less_wins_unless_more_is_worth_it() -> None:
     assert best([worse, own]) is own, "of two that need the same the better one, however little it is better"
 
 
-def advice(gain: float, predicted: float, spread: float = 0.05, **given: int) -> Advice:
+def advice(gain: float, predicted: float, spread: float = 0.05, **given: int) -> Recommendation:
     chosen = Prediction(
-        lookups()[1], Ratio(predicted, 0.9 * predicted, 1.1 * predicted), 3.0, 4.0, (0.5, 0.25)
+        lookups()[1], RatioEstimate(predicted, 0.9 * predicted, 1.1 * predicted), 3.0, 4.0, (0.5, 0.25)
     )
-    interval = Ratio(gain, (1 - spread) * gain, (1 + spread) * gain)
+    interval = RatioEstimate(gain, (1 - spread) * gain, (1 + spread) * gain)
     measured = Measured(interval, 30 * gain, 30.0, 3.0, 4.0, given.get("same", 12), 12)
-    return Advice(chosen, [chosen], measured, FLAT, 24, 30.0, sure(predicted + 0.1), ("--enforce-eager",))
+    return Recommendation(
+        chosen, [chosen], measured, FLAT, 24, 30.0, sure(predicted + 0.1), ("--enforce-eager",)
+    )
 
 
 def test_the_paragraph_says_what_to_use_and_how_sure_it_is() -> None:
@@ -159,7 +161,7 @@ def test_predictions_have_intervals_over_the_prompts() -> None:
 
 def test_a_draft_model_was_tried_not_predicted() -> None:
     choice = Choice("the draft model x", SpeculationConfig(draft_model="x"))
-    model = Prediction(choice, Ratio(1.5, 1.4, 1.6), measured=True)
+    model = Prediction(choice, RatioEstimate(1.5, 1.4, 1.6), measured=True)
     words = replace(advice(1.4, 1.5), best=model, predictions=[model]).paragraph()
     assert "1.50 [1.40, 1.60]" in words
     assert "predicted" not in words
@@ -174,7 +176,9 @@ def test_a_real_run_that_refutes_the_prediction_ends_it() -> None:
 
 
 def test_do_not_speculate_is_said_plainly(tmp_path: Path) -> None:
-    found = Advice(NOTHING, [Prediction(lookups()[0], Ratio(1.01, 0.99, 1.03))], None, FLAT, 24, 30.0)
+    found = Recommendation(
+        NOTHING, [Prediction(lookups()[0], RatioEstimate(1.01, 0.99, 1.03))], None, FLAT, 24, 30.0
+    )
     assert found.paragraph().startswith("Do not speculate.")
     assert "1.01 [0.99, 1.03]" in found.paragraph()
     assert as_values(found)["use"] == "plain"
@@ -200,7 +204,7 @@ def test_an_output_that_cannot_be_written_fails_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     calls: list[object] = []
-    monkeypatch.setattr("forerun.tune.run.advise", lambda *given: calls.append(given))
+    monkeypatch.setattr("forerun.tune.run.recommend", lambda *given: calls.append(given))
     paths = {"output": tmp_path / "speculation.json", option: tmp_path / "missing" / "file"}
     found = CliRunner().invoke(app, tune_words(tmp_path, **paths))
     assert found.exit_code == 1
@@ -211,13 +215,13 @@ def test_an_output_that_cannot_be_written_fails_before_any_work(
 def test_flags_after_two_dashes_reach_the_servers_and_the_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models: list[Model] = []
+    models: list[ServedModel] = []
 
-    def advise(model: Model, *_: object) -> Advice:
+    def advise(model: ServedModel, *_: object) -> Recommendation:
         models.append(model)
         return advice(gain=1.9, predicted=1.8)
 
-    monkeypatch.setattr("forerun.tune.run.advise", advise)
+    monkeypatch.setattr("forerun.tune.run.recommend", advise)
     words = tune_words(tmp_path, output=tmp_path / "speculation.json")
     found = CliRunner().invoke(app, [*words, "--startup-timeout", "5", "--", "--enforce-eager"])
     assert found.exit_code == 0, found.output
@@ -230,7 +234,7 @@ def test_the_log_of_a_server_that_fails_is_kept(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("forerun.tune.measure.forerun_command", lambda *_: fails)
     with (
         pytest.raises(ServerFailed, match="ValueError: no such model") as failure,
-        serving(Model(tmp_path), SpeculationConfig()),
+        serving(ServedModel(tmp_path), SpeculationConfig()),
     ):
         pass
     log = Path(re.findall(r"\S+\.log", str(failure.value))[0])
@@ -239,7 +243,7 @@ def test_the_log_of_a_server_that_fails_is_kept(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_last_line_serves_what_was_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.tune.run.advise", lambda *_: advice(gain=1.9, predicted=1.8))
+    monkeypatch.setattr("forerun.tune.run.recommend", lambda *_: advice(gain=1.9, predicted=1.8))
     output = tmp_path / "mine for chat.json"
     words = ["tune", str(tmp_path), "--prompts", "code-editing", "--dtype", "float32", "-o", str(output)]
     found = CliRunner().invoke(app, words)

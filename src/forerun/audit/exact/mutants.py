@@ -16,27 +16,35 @@ from typing import Any
 
 import numpy as np
 
-from forerun.audit.exact.registry import (
-    Kind,
-    Row,
+from forerun.audit.exact.claims import (
+    Claim,
+    ClaimKind,
     Subject,
     lenient_by,
     noise_of_dropped,
     prove,
     prove_bound,
 )
-from forerun.audit.exact.rounds import Engine, Play, Verifier, draw, draw_tokens, replaced, with_replaced
-from forerun.audit.exact.worlds import CHAINS, Law, Shape, as_row, trees
+from forerun.audit.exact.enumeration import (
+    EnumeratedStep,
+    StepModel,
+    Verifier,
+    draw,
+    draw_tokens,
+    replaced,
+    with_replaced,
+)
+from forerun.audit.exact.toy_models import CHAINS, ExactDistribution, TreeShape, as_row, trees
+from forerun.control.candidates import Candidates
 from forerun.control.controller import Controller
-from forerun.control.cost import StepCost
-from forerun.control.guesses import Guesses
+from forerun.control.step_cost import StepCost
 from forerun.core import arrays
-from forerun.core import block as block_module
-from forerun.core import reject as reject_module
-from forerun.core.block import block
-from forerun.core.decisions import pick, residual_mass, stands
-from forerun.core.forest import NONE, Forest
-from forerun.core.reject import Crossing, reject
+from forerun.core import block_verification as block_module
+from forerun.core import rejection_sampling as reject_module
+from forerun.core.acceptance import accepts, residual_mass, sample_inverse_cdf
+from forerun.core.block_verification import block_verify
+from forerun.core.draft_forest import NONE, Forest
+from forerun.core.rejection_sampling import SiblingVerifier, rejection_sample
 from forerun.types import Draft, Proposal, Verdict
 
 PAIRS = trees(replacement=True)[:2]
@@ -46,17 +54,17 @@ PAIRS_WITHOUT = trees(replacement=False)[:2]
 # --- numbers that are shared and should not be
 
 
-def resample_with_draft_noise(play: Play) -> None:
+def resample_with_draft_noise(play: EnumeratedStep) -> None:
     """The correction is drawn with the number that drew the guess."""
     play.picker = play.drawn[0] if play.drawn else play.picker
 
 
-def resample_with_judge_noise(play: Play) -> None:
+def resample_with_judge_noise(play: EnumeratedStep) -> None:
     """The correction is drawn with the number that refused the guess."""
     play.picker = play.judges[1]
 
 
-def judge_with_draft_noise(play: Play) -> None:
+def judge_with_draft_noise(play: EnumeratedStep) -> None:
     """The guess is judged by the number that drew it."""
     play.judges[1] = play.drawn[0] if play.drawn else play.judges[1]
 
@@ -64,10 +72,12 @@ def judge_with_draft_noise(play: Play) -> None:
 # --- drafts that are drawn or reported wrongly
 
 
-def report_another_q(change: Callable[[Law], Law]) -> Callable[[Play], Draft]:
+def report_another_q(
+    change: Callable[[ExactDistribution], ExactDistribution],
+) -> Callable[[EnumeratedStep], Draft]:
     """The draft is drawn from one q and another is handed to the verifier."""
 
-    def drawing(play: Play) -> Draft:
+    def drawing(play: EnumeratedStep) -> Draft:
         draft = draw_tokens(play)
         changed = {
             node: Proposal(as_row(change(tuple(q.probs))), q.replacement) for node, q in draft.q.items()
@@ -77,25 +87,25 @@ def report_another_q(change: Callable[[Law], Law]) -> Callable[[Play], Draft]:
     return drawing
 
 
-def halfway_to_uniform(law: Law) -> Law:
+def halfway_to_uniform(law: ExactDistribution) -> ExactDistribution:
     """Another temperature: every probability halfway to uniform."""
     return tuple((q_x + Fraction(1, len(law))) / 2 for q_x in law)
 
 
-def to_eighths(law: Law) -> Law:
+def to_eighths(law: ExactDistribution) -> ExactDistribution:
     """Low precision: rounded to eighths, at least one, and normalised."""
     rounded = [max(1, round(q_x * 8)) for q_x in law]
     return tuple(Fraction(r, sum(rounded)) for r in rounded)
 
 
-def draw_in_low_precision(play: Play) -> Draft:
+def draw_in_low_precision(play: EnumeratedStep) -> Draft:
     """The draft is drawn from a rounded q and judged by the precise one."""
     q = play.world.q(play.prefix)
     play.drawn.append(u := play.fresh())
     return Draft.chain([draw(to_eighths(q), u)], q=[Proposal(as_row(q))])
 
 
-def draw_truncated(play: Play) -> Draft:
+def draw_truncated(play: EnumeratedStep) -> Draft:
     """The draft is drawn from a truncated q (its least likely token never) and judged by the raw one."""
     q = play.world.q(play.prefix)
     lowest = q.index(min(q))
@@ -104,7 +114,7 @@ def draw_truncated(play: Play) -> Draft:
     return Draft.chain([draw(truncated, u)], q=[Proposal(as_row(q))])
 
 
-def merge_equal_siblings(play: Play) -> Draft:
+def merge_equal_siblings(play: EnumeratedStep) -> Draft:
     """Equal tokens drawn twice become one node."""
     draft = draw_tokens(play)
     if len(draft) == 1 or draft.tokens[0] != draft.tokens[1]:
@@ -114,7 +124,7 @@ def merge_equal_siblings(play: Play) -> Draft:
     return replace(draft, tokens=draft.tokens[keep], parents=parents, sampled=draft.sampled[keep])
 
 
-def sort_siblings(play: Play) -> Draft:
+def sort_siblings(play: EnumeratedStep) -> Draft:
     """Sampled siblings are put in order of their token."""
     draft = draw_tokens(play)
     tokens = draft.tokens.copy()
@@ -122,14 +132,14 @@ def sort_siblings(play: Play) -> Draft:
     return replace(draft, tokens=tokens)
 
 
-def drop_by_value(play: Play) -> Draft:
+def drop_by_value(play: EnumeratedStep) -> Draft:
     """The chain ends before the first token 0, as if it were not worth verifying."""
     draft = draw_tokens(play)
     zeros = np.flatnonzero(draft.tokens == 0)
     return _shortened(draft, int(zeros[0])) if zeros.size else draft
 
 
-def prune_what_was_drawn(play: Play) -> Draft:
+def prune_what_was_drawn(play: EnumeratedStep) -> Draft:
     """The controller takes drawn guesses for chosen ones: as likely as q says, and dropped where they do not
     pay.
     """
@@ -140,16 +150,16 @@ def prune_what_was_drawn(play: Play) -> Draft:
     chances = [float(q[token]) for q, token in zip(drawn_from, draft.tokens.tolist(), strict=True)]
     controller = Controller(StepCost((1, 2), (1.0, 1.5), doubt=0.0))
     controller.admit("drawn", greedy=False)
-    step = controller.open(["drawn"], rows=1)
+    step = controller.begin_step(["drawn"], rows=1)
     guesses = replace(
-        Guesses.of([draft], partial(controller.kind, step)),
+        Candidates.of([draft], partial(controller.kind, step)),
         stated=np.array(list(accumulate(chances, mul)), dtype=np.float64),
         fixed=np.zeros(len(draft), dtype=bool),
     )
     return _shortened(draft, int(controller.choose(step, guesses).sum()))
 
 
-def keep_the_likelier(play: Play) -> Draft:
+def keep_the_likelier(play: EnumeratedStep) -> Draft:
     """Two guesses are drawn, and the one q favours is kept as if it had been drawn alone."""
     q = play.world.q(play.prefix)
     play.drawn.extend([play.fresh(), play.fresh()])
@@ -176,7 +186,7 @@ def with_last_token(change: Callable[[Forest, Any, int, int], Any]) -> Verifier:
     """`reject`, but the last token is drawn from other weights: change(forest, p, root, last row)."""
 
     def verify(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
-        verdicts = reject(forest, p, u, v)
+        verdicts = rejection_sample(forest, p, u, v)
         last = [
             int(root) + (verdict.accepted[-1] + 1 if verdict.accepted else 0)
             for root, verdict in zip(forest.roots, verdicts, strict=True)
@@ -184,7 +194,7 @@ def with_last_token(change: Callable[[Forest, Any, int, int], Any]) -> Verifier:
         weights = np.stack(
             [change(forest, p, int(root), row) for root, row in zip(forest.roots, last, strict=True)]
         )
-        tokens = pick(weights, v)
+        tokens = sample_inverse_cdf(weights, v)
         return [
             replace(verdict, next_token=int(token)) for verdict, token in zip(verdicts, tokens, strict=True)
         ]
@@ -201,7 +211,7 @@ def bonus_from_the_row_before(forest: Forest, p: Any, root: int, row: int) -> An
     """When all guesses stand, the bonus token is drawn one row too early."""
     if forest.first_child[row] == NONE and row != root:
         return p[forest.parent[row]]
-    crossing = Crossing(forest, np.array([row]), p[row : row + 1].copy())
+    crossing = SiblingVerifier(forest, np.array([row]), p[row : row + 1].copy())
     if forest.first_child[row] != NONE:
         crossing._take_out(np.array([0]), forest.first_child[[row]])
     return crossing.p[0]
@@ -209,7 +219,7 @@ def bonus_from_the_row_before(forest: Forest, p: Any, root: int, row: int) -> An
 
 def keep_the_refused(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
     """The first refused guess is kept too, and the token after it is drawn from what it left."""
-    verdicts = reject(forest, p, u, v)
+    verdicts = rejection_sample(forest, p, u, v)
     kept = []
     for root, verdict in zip(forest.roots.tolist(), verdicts, strict=True):
         last = root + (verdict.accepted[-1] + 1 if verdict.accepted else 0)
@@ -229,13 +239,13 @@ def stand_by_swapped_ratio(u: Any, p_x: Any, q_x: Any, p_mass: Any = 1, q_mass: 
     return u * p_x * q_mass < q_x * p_mass
 
 
-def judge_by_all_of_p(self: Crossing, at: Any, guesses: Any, u: Any) -> Any:
+def judge_by_all_of_p(self: SiblingVerifier, at: Any, guesses: Any, u: Any) -> Any:
     """Siblings are all judged against the whole of p; only the last token comes from what is left."""
-    whole = arrays.peek(self.whole, self.rows[at])  # type: ignore[attr-defined]
+    whole = arrays.read_each_row(self.whole, self.rows[at])  # type: ignore[attr-defined]
     p_x = np.array(
         [row[token] for row, token in zip(whole, self.forest.tokens[guesses], strict=True)], dtype=object
     )
-    standing = stands(u[guesses], p_x, self.forest.q_of(guesses))
+    standing = accepts(u[guesses], p_x, self.forest.q_of(guesses))
     refused = np.flatnonzero(~standing)
     if refused.size:
         self._take_out(at[refused], guesses[refused])
@@ -244,8 +254,8 @@ def judge_by_all_of_p(self: Crossing, at: Any, guesses: Any, u: Any) -> Any:
 
 def judging_siblings_by_all_of_p(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
     """`reject` with that judge, which needs p as it was."""
-    with replaced(Crossing, "_judge", judge_by_all_of_p), replaced(Crossing, "whole", p):
-        return reject(forest, p, u, v)
+    with replaced(SiblingVerifier, "_judge", judge_by_all_of_p), replaced(SiblingVerifier, "whole", p):
+        return rejection_sample(forest, p, u, v)
 
 
 def nothing_drawn_before(self: Forest, guesses: Any) -> Any:
@@ -255,7 +265,7 @@ def nothing_drawn_before(self: Forest, guesses: Any) -> Any:
 
 def residual_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
     """`block` with the residual of `reject`: max(p - q, 0), whatever the prefix weighs."""
-    return arrays.positive(p - arrays.stack(q))
+    return arrays.clamp_to_positive(p - arrays.stack(q))
 
 
 def mass_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
@@ -265,7 +275,7 @@ def mass_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
 
 def greedy_by_ratio(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
     """Temperature 0, but guesses are judged by the ratio of the probabilities before it."""
-    return reject(forest, _raw(p), u, v)
+    return rejection_sample(forest, _raw(p), u, v)
 
 
 def _raw(p: Any) -> Any:
@@ -274,10 +284,10 @@ def _raw(p: Any) -> Any:
 
 
 def _mutant(
-    name: str, shapes: tuple[Shape, ...], flavours: tuple[str, ...] = ("generic",), **parts: Any
+    name: str, shapes: tuple[TreeShape, ...], flavours: tuple[str, ...] = ("generic",), **parts: Any
 ) -> Subject:
     """An honest engine but for these parts."""
-    return Subject(name, replace(Engine(reject, draw_tokens), **parts), shapes, flavours)
+    return Subject(name, replace(StepModel(rejection_sample, draw_tokens), **parts), shapes, flavours)
 
 
 ONE, TWO = CHAINS[:1], CHAINS[1:2]
@@ -285,7 +295,7 @@ MUTANTS = (
     _mutant("resample with the draft's noise", ONE, share=resample_with_draft_noise),
     _mutant("resample with the judge's noise", ONE, share=resample_with_judge_noise),
     _mutant("judge with the draft's noise", ONE, share=judge_with_draft_noise),
-    _mutant("redraw with noise block has seen", TWO, verify=block, carry=noise_of_dropped),
+    _mutant("redraw with noise block has seen", TWO, verify=block_verify, carry=noise_of_dropped),
     _mutant("report a q of another temperature", ONE, draw=report_another_q(halfway_to_uniform)),
     _mutant("draw in low precision, judge in high", ONE, draw=draw_in_low_precision),
     _mutant("draw truncated, judge by the raw q", ONE, draw=draw_truncated),
@@ -293,12 +303,12 @@ MUTANTS = (
     _mutant(
         "accept by argmax at temperature > 0",
         ONE,
-        verify=with_replaced(reject, reject_module, "stands", stand_by_argmax),
+        verify=with_replaced(rejection_sample, reject_module, "accepts", stand_by_argmax),
     ),
     _mutant(
         "swap p and q in the ratio",
         ONE,
-        verify=with_replaced(reject, reject_module, "stands", stand_by_swapped_ratio),
+        verify=with_replaced(rejection_sample, reject_module, "accepts", stand_by_swapped_ratio),
     ),
     _mutant("cut the draft by a dropped value", TWO, draw=drop_by_value),
     _mutant("prune what was drawn", TWO, draw=prune_what_was_drawn),
@@ -313,7 +323,7 @@ MUTANTS = (
     _mutant(
         "forget that draws were not replaced",
         PAIRS_WITHOUT,
-        verify=with_replaced(reject, Forest, "drawn_before", nothing_drawn_before),
+        verify=with_replaced(rejection_sample, Forest, "earlier_sampled_siblings", nothing_drawn_before),
     ),
     _mutant("resample from p", ONE, verify=with_last_token(from_p_again)),
     _mutant("draw the bonus a row too early", ONE, verify=with_last_token(bonus_from_the_row_before)),
@@ -321,24 +331,24 @@ MUTANTS = (
     _mutant(
         "block draws as if prefixes weighed 1",
         TWO,
-        verify=with_replaced(block, block_module, "residual", residual_without_weight),
+        verify=with_replaced(block_verify, block_module, "residual", residual_without_weight),
     ),
     _mutant(
         "block tests as if prefixes weighed 1",
         TWO,
-        verify=with_replaced(block, block_module, "residual_mass", mass_without_weight),
+        verify=with_replaced(block_verify, block_module, "residual_mass", mass_without_weight),
     ),
 )
 
 
-def catch(subject: Subject) -> Row:
+def catch(subject: Subject) -> Claim:
     """Whether the enumeration tells the mutant from the target."""
     return _caught(prove(subject))
 
 
-def _caught(row: Row) -> Row:
+def _caught(row: Claim) -> Claim:
     """A mutant is caught where the claim it makes does not hold."""
-    return replace(row, kind=Kind.MUTANT, held=not row.held)
+    return replace(row, kind=ClaimKind.MUTANT, held=not row.held)
 
 
 def lenient_twice(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
@@ -346,6 +356,6 @@ def lenient_twice(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
     return lenient_by(Fraction(1, 4))(forest, p, u, v)
 
 
-def catch_bound() -> Row:
+def catch_bound() -> Claim:
     """Whether the bound on lenient verifiers is one that can be broken."""
     return _caught(prove_bound("lenient beyond its bound", lenient_twice, Fraction(1, 2)))

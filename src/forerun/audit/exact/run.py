@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from forerun.audit.exact.following import prove_follow, prove_lenient_greedy, prove_race
-from forerun.audit.exact.kernels import compare_kernels
+from forerun.audit.exact.claims import HONEST, Claim, prove, prove_lenient
+from forerun.audit.exact.kernel_checks import compare_kernels
 from forerun.audit.exact.mutants import MUTANTS, catch, catch_bound
-from forerun.audit.exact.registry import HONEST, Row, prove, prove_lenient
+from forerun.audit.exact.token_claims import prove_follow, prove_lenient_greedy, prove_race
 
 NUM_ROWS = 49
 """How many rows a whole run has; a test holds it to the truth."""
 
 
-def run() -> Iterator[Row]:
+def run() -> Iterator[Claim]:
     """Every verifier, kernel and mutant."""
     yield from prove_follow()
     yield from prove_race()
@@ -26,7 +26,7 @@ def run() -> Iterator[Row]:
     yield catch_bound()
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(row: Claim) -> dict[str, Any]:
     """A row for machines; what it claims is a key of its own: equal, bounded, agrees or caught."""
     values: dict[str, Any] = {
         "name": row.name,
@@ -41,7 +41,7 @@ def as_json(row: Row) -> dict[str, Any]:
     return values
 
 
-def _finding(row: Row) -> str:
+def _finding(row: Claim) -> str:
     """The verdict on a row, for its cell of the table."""
     if row.held is None:
         return "not run: needs torch"

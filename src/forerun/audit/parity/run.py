@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from forerun.audit.parity.answers import Pair
-from forerun.audit.parity.chance import Partings, parting_chance
-from forerun.audit.parity.referee import Referee
-from forerun.audit.report import INTERRUPTED, Finding, Report, power_of_ten
+from forerun.audit.parity.answer_pairs import AnswerPair
+from forerun.audit.parity.divergence_rate import DivergenceTest, parting_chance
+from forerun.audit.parity.near_ties import NearTieReferee
+from forerun.audit.report import INTERRUPTED, AuditReport, AuditVerdict, power_of_ten
 from forerun.errors import ForerunError
 from forerun.servers.endpoint import Token
 
@@ -35,17 +35,19 @@ _SEEDED_NOTE = (
 class Allowance(Protocol):
     """How much rounding may move logits, and the law at the places of an answer."""
 
-    def __call__(self, pair: Pair) -> tuple[float, float]:
+    def __call__(self, pair: AnswerPair) -> tuple[float, float]:
         """sigma and epsilon."""
 
 
-def judge_greedy(pairs: Iterable[Pair], referee: Referee | None, watch: Callable[[int], None]) -> Report:
+def judge_greedy(
+    pairs: Iterable[AnswerPair], referee: NearTieReferee | None, watch: Callable[[int], None]
+) -> AuditReport:
     """Classify every first difference: a near-tie or a difference; undecided without a reference."""
     rows: list[dict[str, Any]] = []
     unfinished = _each(pairs, lambda pair: rows.append(_greedy_row(pair, len(rows) + 1, referee)), watch)
     found = Counter(row["finding"] for row in rows)
     finding, reason = _greedy_verdict(found, len(rows), unfinished)
-    return Report(
+    return AuditReport(
         audit="greedy",
         verdict=finding,
         reason=reason,
@@ -57,25 +59,25 @@ def judge_greedy(pairs: Iterable[Pair], referee: Referee | None, watch: Callable
     )
 
 
-def _greedy_verdict(found: Counter[str], num: int, unfinished: str) -> tuple[Finding, str]:
+def _greedy_verdict(found: Counter[str], num: int, unfinished: str) -> tuple[AuditVerdict, str]:
     if found["difference"]:
         return (
-            Finding.DIFFERENT,
+            AuditVerdict.DIFFERENT,
             f"{found['difference']} of {num} answers differ where rounding does not explain it",
         )
     if unfinished or not num:
-        return Finding.OPEN, _unfinished(unfinished, num)
+        return AuditVerdict.OPEN, _unfinished(unfinished, num)
     if found["undecided"]:
-        return Finding.OPEN, (
+        return AuditVerdict.OPEN, (
             f"{found['undecided']} of {num} answers differ; give --reference MODEL to separate near-ties from"
             " faults"
         )
     if near := found["near-tie"]:
-        return Finding.ROUNDING, (
+        return AuditVerdict.ROUNDING, (
             f"{near} of {num} answers differ, each first at a near-tie; the other {num - near} are identical,"
             " token for token"
         )
-    return Finding.SAME, f"all {num} answers are identical, token for token"
+    return AuditVerdict.SAME, f"all {num} answers are identical, token for token"
 
 
 def _unfinished(reason: str, num: int) -> str:
@@ -85,34 +87,34 @@ def _unfinished(reason: str, num: int) -> str:
     return reason or "no request was sent"
 
 
-def _greedy_row(pair: Pair, number: int, referee: Referee | None) -> dict[str, Any]:
+def _greedy_row(pair: AnswerPair, number: int, referee: NearTieReferee | None) -> dict[str, Any]:
     row = _row(pair, number)
     at = pair.at
     if at is None:
         return row
     if referee is None:
         return row | {"finding": "undecided"}
-    ruling = referee.rule(pair.prompt.ids, pair.plain[:at], pair.parting(), pair.sampling)
+    ruling = referee.rule(pair.prompt.ids, pair.baseline[:at], pair.parting(), pair.sampling)
     found = "near-tie" if ruling.near_tie else "difference"
     return row | {"finding": found, "gap": ruling.gap, "bound": ruling.bound}
 
 
 def judge_seeded(
-    pairs: Iterable[Pair],
+    pairs: Iterable[AnswerPair],
     allowance: Allowance,
-    possible: Callable[[Pair, float], bool] | None,
+    possible: Callable[[AnswerPair, float], bool] | None,
     error_rate: float,
     watch: Callable[[int], None],
-) -> Report:
+) -> AuditReport:
     """Whether answers with the same seed part more often than rounding explains.
 
     Where `possible` says that a token is not allowed at all by the reference, the row says so: a hint.
     """
     rows: list[dict[str, Any]] = []
-    bets = Partings()
+    bets = DivergenceTest()
     trace: list[tuple[int, float]] = []
 
-    def take(pair: Pair) -> None:
+    def take(pair: AnswerPair) -> None:
         row = _row(pair, len(rows) + 1)
         sigma, epsilon = allowance(pair)
         for place in range(row["num_tokens"]):
@@ -128,20 +130,20 @@ def judge_seeded(
     highest = max((evidence for _, evidence in trace), default=0.0)
     if highest >= -math.log10(error_rate):
         finding, reason = (
-            Finding.DIFFERENT,
+            AuditVerdict.DIFFERENT,
             f"{parted} of {len(rows)} answers differ: more than rounding explains",
         )
     elif unfinished or not rows:
-        finding, reason = Finding.OPEN, _unfinished(unfinished, len(rows))
+        finding, reason = AuditVerdict.OPEN, _unfinished(unfinished, len(rows))
     elif parted:
         finding, reason = (
-            Finding.ROUNDING,
+            AuditVerdict.ROUNDING,
             f"{parted} of {len(rows)} answers differ, no more than rounding explains",
         )
     else:
-        finding, reason = Finding.SAME, f"all {len(rows)} answers are identical, token for token"
+        finding, reason = AuditVerdict.SAME, f"all {len(rows)} answers are identical, token for token"
     columns = {key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")}
-    return Report(
+    return AuditReport(
         audit="seeded",
         verdict=finding,
         reason=reason,
@@ -154,7 +156,9 @@ def judge_seeded(
     )
 
 
-def _each(pairs: Iterable[Pair], take: Callable[[Pair], None], watch: Callable[[int], None]) -> str:
+def _each(
+    pairs: Iterable[AnswerPair], take: Callable[[AnswerPair], None], watch: Callable[[int], None]
+) -> str:
     """Take every pair; what kept us from the end, if anything did."""
     try:
         for number, pair in enumerate(pairs, 1):
@@ -167,7 +171,7 @@ def _each(pairs: Iterable[Pair], take: Callable[[Pair], None], watch: Callable[[
     return ""
 
 
-def _row(pair: Pair, number: int) -> dict[str, Any]:
+def _row(pair: AnswerPair, number: int) -> dict[str, Any]:
     """What is told of any pair."""
     at = pair.at
     seed = "" if pair.sampling.seed is None else f", seed {pair.sampling.seed}"
@@ -175,13 +179,13 @@ def _row(pair: Pair, number: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": f"{head!r}{seed}",
         "finding": "same",
-        "num_tokens": len(pair.plain) if at is None else at + 1,
+        "num_tokens": len(pair.baseline) if at is None else at + 1,
         "num_accepted": pair.num_accepted,
     }
     if at is None:
         return row
     plain, tested = pair.parting()
-    said: tuple[Token, ...] = pair.plain[:at]
+    said: tuple[Token, ...] = pair.baseline[:at]
     return row | {
         "at": at,
         "plain": plain,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from forerun.audit.sampled.beginnings import Beginnings
+from forerun.audit.sampled.alternatives import ALTERNATIVES, Learner, fixed_bets
 from forerun.audit.sampled.betting import wealth
 from forerun.audit.sampled.distance import distance_to_law, slack
-from forerun.audit.sampled.places import Place, Places
-from forerun.audit.sampled.suspicions import SUSPICIONS, Learner, fixed_bets
+from forerun.audit.sampled.positions import Position, Positions
+from forerun.audit.sampled.prefixes import PrefixCounts
 from forerun.errors import UnreadableAnswer, VocabularyMismatch
 from forerun.servers.endpoint import END, Token
 from forerun.types import FloatArray
@@ -29,14 +29,14 @@ _REMEMBERED: Final = 4096
 class AgainstModel:
     """What was bet and counted for one case."""
 
-    suspicions = SUSPICIONS
+    alternatives = ALTERNATIVES
     sides = 1
 
-    def __init__(self, places: Places, read: TokenReader, num_bounded: int) -> None:
-        self.logs = np.zeros(len(SUSPICIONS))
+    def __init__(self, places: Positions, read: TokenReader, num_bounded: int) -> None:
+        self.logs = np.zeros(len(ALTERNATIVES))
         self.epsilon = 0.0
         self.num_tokens = 0
-        self.beginnings = Beginnings(num_bounded)
+        self.beginnings = PrefixCounts(num_bounded)
         self._chances: dict[tuple[Token, ...], float] = {}
         self._places = places
         self._read = read
@@ -49,7 +49,7 @@ class AgainstModel:
         paths = [sample[:depth] for sample in samples for depth in range(len(sample))]
         places = self._places.at(paths)
         bets: dict[tuple[int, ...], FloatArray] = {}
-        heard: list[tuple[tuple[int, ...], Place, int]] = []
+        heard: list[tuple[tuple[int, ...], Position, int]] = []
         for sample in samples:
             for depth, token in enumerate(sample):
                 path = sample[:depth]
@@ -65,7 +65,7 @@ class AgainstModel:
             self._learner.hear(*each)
         self.num_tokens += len(heard)
 
-    def _fixed(self, path: tuple[int, ...], place: Place) -> FloatArray:
+    def _fixed(self, path: tuple[int, ...], place: Position) -> FloatArray:
         """The bets of those who do not learn, remembered."""
         if len(self._remembered) > _REMEMBERED:
             self._remembered.clear()
@@ -73,7 +73,7 @@ class AgainstModel:
             self._remembered[path] = fixed_bets(place)
         return self._remembered[path]
 
-    def _count(self, sample: tuple[int, ...], places: dict[tuple[int, ...], Place]) -> None:
+    def _count(self, sample: tuple[int, ...], places: dict[tuple[int, ...], Position]) -> None:
         self.beginnings.hear(sample)
         chance = 1.0
         beginning = sample[: self.beginnings.length]

@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from forerun.audit.sampled.beginnings import Beginnings
 from forerun.audit.sampled.betting import SHARES, staked, wealth
 from forerun.audit.sampled.distance import distance_of_counts, slack_of_two
+from forerun.audit.sampled.prefixes import PrefixCounts
 from forerun.servers.endpoint import Token, looked_up
 
 Path: TypeAlias = tuple[Token, ...]
@@ -60,15 +60,15 @@ WITNESSES: dict[str, Witness] = {
 class AgainstServer:
     """What was bet and counted for one case."""
 
-    suspicions = tuple(name for name in WITNESSES for _ in SHARES)
+    alternatives = tuple(name for name in WITNESSES for _ in SHARES)
     sides = 2
 
     def __init__(self, prompt: Sequence[Token], epsilon: float, num_bounded: int) -> None:
-        self.logs = np.zeros(len(self.suspicions))
+        self.logs = np.zeros(len(self.alternatives))
         self.epsilon = epsilon
         self.num_tokens = 0
-        self.beginnings = Beginnings(num_bounded)
-        self._plain = Beginnings(num_bounded)
+        self.beginnings = PrefixCounts(num_bounded)
+        self._plain = PrefixCounts(num_bounded)
         self._prompt = tuple(prompt)
         self._places: dict[Path, _Place] = {}
         self._waiting: dict[Path, tuple[deque[Path], deque[Path]]] = defaultdict(lambda: (deque(), deque()))

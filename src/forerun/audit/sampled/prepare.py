@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from forerun.audit.numerics import OwnError, error_against_model, error_of_server
+from forerun.audit.rounding_error import OwnError, error_against_model, error_of_server
 from forerun.audit.sampled.against_model import AgainstModel, TokenReader
 from forerun.audit.sampled.against_server import AgainstServer
 from forerun.audit.sampled.distance import looks, samples_to_bound
-from forerun.audit.sampled.places import Places
-from forerun.audit.sampled.run import Plan, Row
-from forerun.audit.sampled.sweep import Case
+from forerun.audit.sampled.positions import Positions
+from forerun.audit.sampled.run import CaseRun, SamplingPlan
+from forerun.audit.sampled.sweep import SweepCase
 from forerun.servers.endpoint import Endpoint, Prompt
 from forerun.types import SamplingParams
 
@@ -24,8 +24,12 @@ _FEW: Final = 16
 
 
 def against_model(
-    cases: Sequence[Case], plain: Endpoint, model: Reference, plan: Plan, epsilon: float | None = None
-) -> list[Row]:
+    cases: Sequence[SweepCase],
+    plain: Endpoint,
+    model: Reference,
+    plan: SamplingPlan,
+    epsilon: float | None = None,
+) -> list[CaseRun]:
     """Rows to be held against the reference; rounding is measured on `plain`, in answers of one token."""
     read = TokenReader(model)
     sigmas: dict[Prompt, float] = {}
@@ -34,7 +38,7 @@ def against_model(
         prompt = with_ids(case.prompt, model)
         if prompt not in sigmas:
             sigmas[prompt] = 0.0 if epsilon is not None else _measure(plain, prompt, model)
-        places = Places(model, prompt.ids, case.sampling, sigma=sigmas[prompt], epsilon=epsilon)
+        places = Positions(model, prompt.ids, case.sampling, sigma=sigmas[prompt], epsilon=epsilon)
         judge = AgainstModel(places, read, plan.num_bounded)
         share = plan.error_rate / len(cases)
         chances = places.chances(plan.num_bounded)
@@ -42,7 +46,7 @@ def against_model(
         if planned is not None and planned > plan.most_samples:
             planned = None
         rows.append(
-            Row(
+            CaseRun(
                 case=replace(case, prompt=prompt),
                 judge=judge,
                 planned=planned or plan.num_samples,
@@ -67,8 +71,8 @@ def _measure(plain: Endpoint, prompt: Prompt, model: Reference) -> float:
 
 
 def against_server(
-    cases: Sequence[Case], baseline: Endpoint, plan: Plan, epsilon: float | None = None
-) -> list[Row]:
+    cases: Sequence[SweepCase], baseline: Endpoint, plan: SamplingPlan, epsilon: float | None = None
+) -> list[CaseRun]:
     """Rows to be held against a plain server, whose own log-probabilities say how much it rounds."""
     measured: dict[Prompt, OwnError] = {}
     rows = []
@@ -87,7 +91,7 @@ def against_server(
             plan.num_bounded,
         )
         rows.append(
-            Row(
+            CaseRun(
                 case=case,
                 judge=judge,
                 planned=plan.num_samples,

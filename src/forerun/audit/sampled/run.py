@@ -15,12 +15,12 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from forerun.audit.journal import Batch, Journal
 from forerun.audit.report import INTERRUPTED
+from forerun.audit.sample_journal import Batch, Journal
 from forerun.audit.sampled.betting import joint_wealth
-from forerun.audit.sampled.sweep import Case
+from forerun.audit.sampled.sweep import SweepCase
 from forerun.errors import ForerunError, RequestRefused
-from forerun.servers.endpoint import Answer, Endpoint, Token, told_faults
+from forerun.servers.endpoint import Completion, Endpoint, Token, fault_notes
 from forerun.types import FloatArray
 
 _FIRST: Final = 16
@@ -28,14 +28,14 @@ _ROUND: Final = 128
 _MORE: Final = 1
 """Tokens asked for beyond those that are judged: a server has no use for a guess of the last one."""
 
-Watch = Callable[[list["Row"], float], None]
+Watch = Callable[[list["CaseRun"], float], None]
 """Told after each round: the rows, and the evidence of all together (base 10)."""
 
 
-class Judge(Protocol):
+class SequentialTest(Protocol):
     """A test of one case: `AgainstModel` or `AgainstServer`."""
 
-    suspicions: tuple[str, ...]
+    alternatives: tuple[str, ...]
     logs: FloatArray
     epsilon: float
     num_tokens: int
@@ -54,7 +54,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SamplingPlan:
     """How much to ask, and when to stop.
 
     A case is asked as often as it takes to bound its law by the target, if that is at most `most_samples`;
@@ -76,11 +76,11 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Row:
+class CaseRun:
     """One case as it goes."""
 
-    case: Case
-    judge: Judge
+    case: SweepCase
+    judge: SequentialTest
     planned: int
     bounded: bool
     looks: dict[int, float]
@@ -111,7 +111,7 @@ class Row:
     @property
     def suspicion(self) -> str:
         """What the richest bettor bets on."""
-        return self.judge.suspicions[int(np.argmax(self.judge.logs))]
+        return self.judge.alternatives[int(np.argmax(self.judge.logs))]
 
 
 class SampledAudit:
@@ -119,10 +119,10 @@ class SampledAudit:
 
     def __init__(
         self,
-        rows: list[Row],
+        rows: list[CaseRun],
         candidate: Endpoint,
         baseline: Endpoint | None,
-        plan: Plan,
+        plan: SamplingPlan,
         journal: Journal,
     ) -> None:
         self.rows = rows
@@ -169,7 +169,9 @@ class SampledAudit:
                 self._take(batch)
                 watch(self.rows, self.evidence)
 
-    def _ask(self, pool: ThreadPoolExecutor, row: Row, server: Endpoint | None) -> Callable[[], list[Answer]]:
+    def _ask(
+        self, pool: ThreadPoolExecutor, row: CaseRun, server: Endpoint | None
+    ) -> Callable[[], list[Completion]]:
         """Ask for one row's share of a round; the answers, in the order of asking, when called."""
         if server is None:
             return list
@@ -187,7 +189,7 @@ class SampledAudit:
         ]
         return lambda: [answer for future in futures for answer in future.result()]
 
-    def _first(self, answers: Sequence[Answer]) -> list[tuple[Token, ...]]:
+    def _first(self, answers: Sequence[Completion]) -> list[tuple[Token, ...]]:
         """The tokens that are judged."""
         return [each.tokens[: self.plan.num_tokens] for each in answers]
 
@@ -209,10 +211,10 @@ class SampledAudit:
     @property
     def told_faults(self) -> list[str]:
         """The faults of either server, in a sentence each."""
-        return list(told_faults(self._candidate, self._baseline))
+        return list(fault_notes(self._candidate, self._baseline))
 
 
-def _add_accepted(row: Row, answers: Sequence[Answer]) -> None:
+def _add_accepted(row: CaseRun, answers: Sequence[Completion]) -> None:
     """Count the guesses that stood, where the server tells."""
     told = [each.num_accepted for each in answers if each.num_accepted is not None]
     if told:

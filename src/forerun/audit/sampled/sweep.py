@@ -25,7 +25,7 @@ SETTINGS: dict[str, SamplingParams] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SweepCase:
     """One combination: these settings, after this prompt."""
 
     name: str
@@ -40,15 +40,17 @@ def choose_settings(names: list[str]) -> dict[str, SamplingParams]:
     return {name: SETTINGS[name] for name in names} if names else SETTINGS
 
 
-def combine(settings: dict[str, SamplingParams], prompts: list[Prompt], *, all_prompts: bool) -> list[Case]:
+def combine(
+    settings: dict[str, SamplingParams], prompts: list[Prompt], *, all_prompts: bool
+) -> list[SweepCase]:
     """Every setting with every prompt, or each with the next prompt in turn."""
     if all_prompts and len(prompts) > 1:
         return [
-            Case(f"{name}, prompt {number}", sampling, prompt)
+            SweepCase(f"{name}, prompt {number}", sampling, prompt)
             for name, sampling in settings.items()
             for number, prompt in enumerate(prompts, 1)
         ]
     return [
-        Case(name, sampling, prompts[number % len(prompts)])
+        SweepCase(name, sampling, prompts[number % len(prompts)])
         for number, (name, sampling) in enumerate(settings.items())
     ]

@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 from forerun.cli.audit.show import AsJson, Output, check_page, finish, judging
-from forerun.cli.console import counting
+from forerun.cli.console import progress_bar
 
 if TYPE_CHECKING:
-    from forerun.audit.exact.registry import Row
-    from forerun.audit.report import Report
+    from forerun.audit.exact.claims import Claim
+    from forerun.audit.report import AuditReport
 
 
 def exact(as_json: AsJson = False, output: Output = None) -> None:
@@ -23,30 +23,30 @@ def exact(as_json: AsJson = False, output: Output = None) -> None:
     from forerun.audit.exact.run import NUM_ROWS, run
 
     began = time.perf_counter()
-    rows: list[Row] = []
+    rows: list[Claim] = []
     with judging():
         check_page(output, with_figures=False)
-        with counting("enumerating", NUM_ROWS) as watch:
+        with progress_bar("enumerating", NUM_ROWS) as watch:
             for row in run():
                 rows.append(row)
                 watch(len(rows), f"enumerating {row.name}")
         finish(_report(rows, time.perf_counter() - began), as_json=as_json, page=output)
 
 
-def _report(rows: list[Row], seconds: float) -> Report:
+def _report(rows: list[Claim], seconds: float) -> AuditReport:
     """The rows in the form that all audits share."""
-    from forerun.audit.exact.registry import Kind
+    from forerun.audit.exact.claims import ClaimKind
     from forerun.audit.exact.run import as_json
-    from forerun.audit.report import Finding, Report
+    from forerun.audit.report import AuditReport, AuditVerdict
     from forerun.errors import MissingExtra
 
     broken = [row.name for row in rows if row.held is False]
     not_run = [row.name for row in rows if row.held is None]
     outcomes = sum(row.num_outcomes for row in rows)
-    distances = [float(row.distance or 0) for row in rows if row.kind is Kind.LOSSLESS]
-    return Report(
+    distances = [float(row.distance or 0) for row in rows if row.kind is ClaimKind.LOSSLESS]
+    return AuditReport(
         audit="exact",
-        verdict=Finding.DIFFERENT if broken else Finding.SAME,
+        verdict=AuditVerdict.DIFFERENT if broken else AuditVerdict.SAME,
         reason=f"NOT exact: {', '.join(broken)}" if broken else _all_hold(rows, outcomes, seconds),
         rows=tuple(as_json(row) for row in rows),
         columns={
@@ -64,7 +64,7 @@ def _report(rows: list[Row], seconds: float) -> Report:
     )
 
 
-def _all_hold(rows: list[Row], outcomes: int, seconds: float) -> str:
+def _all_hold(rows: list[Claim], outcomes: int, seconds: float) -> str:
     """The reason of an audit without a counterexample; it counts the claims that were not run."""
     not_run = sum(row.held is None for row in rows)
     rest = f"; {not_run} claims not run, since torch is not installed" if not_run else ""

@@ -28,10 +28,10 @@ from forerun.cli.audit.show import (
     is_url,
     servers,
 )
-from forerun.cli.console import counting
+from forerun.cli.console import progress_bar
 
 if TYPE_CHECKING:
-    from forerun.audit.parity.answers import Pair, Speaker
+    from forerun.audit.parity.answer_pairs import AnswerPair, AnswerSource
     from forerun.audit.parity.run import Allowance
     from forerun.models.reference import Reference
     from forerun.servers.endpoint import Endpoint, Prompt
@@ -106,11 +106,11 @@ def greedy(
 
     Example: forerun audit greedy --baseline localhost:8001 --candidate localhost:8000 --reference ./model
     """
-    from forerun.audit.parity.answers import ask_both, speaker_of
-    from forerun.audit.parity.referee import Referee
+    from forerun.audit.parity.answer_pairs import ask_both, speaker_of
+    from forerun.audit.parity.near_ties import NearTieReferee
     from forerun.audit.parity.run import judge_greedy
     from forerun.audit.prompts import read_prompts
-    from forerun.servers.endpoint import told_faults
+    from forerun.servers.endpoint import fault_notes
     from forerun.types import SamplingParams
 
     with servers(model, api_key, dialect, timeout) as connect:
@@ -126,15 +126,15 @@ def greedy(
             mine = precision or usual
             other = baseline_precision or ("float32" if plain is None else mine)
             precisions = {"baseline": other, "candidate": mine}
-            referee = Referee(judge, [other, mine], bound)
+            referee = NearTieReferee(judge, [other, mine], bound)
         requests = [(each, SamplingParams(temperature=0.0)) for each in _prompts(asked, judge)]
         speaker = speaker_of(plain) if plain is not None else _speaking(judge)
-        with counting("comparing", len(requests)) as done:
+        with progress_bar("comparing", len(requests)) as done:
             pairs = ask_both(requests, speaker, speaker_of(tested), max_tokens, concurrency)
             report = judge_greedy(pairs, referee, done)
         report = replace(
             report,
-            notes=(*report.notes, *told_faults(tested, plain)),
+            notes=(*report.notes, *fault_notes(tested, plain)),
             question={
                 "baseline": baseline,
                 "candidate": candidate,
@@ -192,12 +192,12 @@ def seeded(
 
     Example: forerun audit seeded --baseline localhost:8001 --candidate localhost:8000 --num-seeds 8
     """
-    from forerun.audit.parity.answers import ask_both, speaker_of
-    from forerun.audit.parity.chance import can_say
+    from forerun.audit.parity.answer_pairs import ask_both, speaker_of
+    from forerun.audit.parity.divergence_rate import can_say
     from forerun.audit.parity.run import judge_seeded
     from forerun.audit.prompts import read_prompts
     from forerun.audit.sampled.against_model import TokenReader
-    from forerun.servers.endpoint import told_faults
+    from forerun.servers.endpoint import fault_notes
     from forerun.types import SamplingParams
 
     with servers(model, api_key, dialect, timeout) as connect:
@@ -209,13 +209,13 @@ def seeded(
         sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
         texts = _prompts(asked, judge) * num_seeds
         requests = [(prompt, replace(sampling, seed=seed)) for seed, prompt in enumerate(texts)]
-        with counting("comparing", len(requests)) as done:
+        with progress_bar("comparing", len(requests)) as done:
             pairs = ask_both(requests, speaker_of(plain), speaker_of(tested), max_tokens, concurrency)
             possible = None if judge is None else partial(can_say, judge, TokenReader(judge))
             report = judge_seeded(pairs, _allowance(plain, epsilon), possible, error_rate, done)
         report = replace(
             report,
-            notes=(*report.notes, *told_faults(tested, plain)),
+            notes=(*report.notes, *fault_notes(tested, plain)),
             question={
                 "baseline": baseline,
                 "candidate": candidate,
@@ -232,11 +232,11 @@ def seeded(
 
 def _allowance(plain: Endpoint, epsilon: float | None) -> Allowance:
     """What rounding may do: epsilon as given, or all of it by the server's own log-probabilities."""
-    from forerun.audit.numerics import OwnError, error_of_server
+    from forerun.audit.rounding_error import OwnError, error_of_server
 
     measured: dict[Prompt, OwnError] = {}
 
-    def allowed(pair: Pair) -> tuple[float, float]:
+    def allowed(pair: AnswerPair) -> tuple[float, float]:
         if epsilon is not None:
             return epsilon, epsilon
         if pair.prompt not in measured:
@@ -263,15 +263,15 @@ def _prompts(prompts: list[Prompt], judge: Reference | None) -> list[Prompt]:
     return prompts if judge is None else [with_ids(each, judge) for each in prompts]
 
 
-def _speaking(judge: Reference | None) -> Speaker:
+def _speaking(judge: Reference | None) -> AnswerSource:
     """The reference's own way to answer: greedily."""
-    from forerun.servers.endpoint import END, Answer
+    from forerun.servers.endpoint import END, Completion
 
     assert judge is not None
 
-    def speak(prompt: Prompt, _: SamplingParams, num_tokens: int) -> Answer:
+    def speak(prompt: Prompt, _: SamplingParams, num_tokens: int) -> Completion:
         said = judge.greedy(prompt.ids, num_tokens)
         ended = len(said) < num_tokens
-        return Answer((*said, END) if ended else tuple(said), prompt_ids=prompt.ids)
+        return Completion((*said, END) if ended else tuple(said), prompt_ids=prompt.ids)
 
     return speak

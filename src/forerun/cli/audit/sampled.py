@@ -31,8 +31,8 @@ from forerun.cli.audit.show import (
 from forerun.cli.console import check_writable
 
 if TYPE_CHECKING:
-    from forerun.audit.sampled.run import Plan, Row
-    from forerun.audit.sampled.sweep import Case
+    from forerun.audit.sampled.run import CaseRun, SamplingPlan
+    from forerun.audit.sampled.sweep import SweepCase
     from forerun.servers.endpoint import Endpoint
 
 
@@ -139,12 +139,12 @@ def sampled(
 
     Example: forerun audit sampled --candidate localhost:8000 --reference ./model --output report.html
     """
-    from forerun.audit.journal import Journal, default_file
     from forerun.audit.prompts import read_prompts
     from forerun.audit.report import INTERRUPTED
-    from forerun.audit.sampled.findings import report
-    from forerun.audit.sampled.run import Plan, SampledAudit
+    from forerun.audit.sample_journal import Journal, default_file
+    from forerun.audit.sampled.run import SampledAudit, SamplingPlan
     from forerun.audit.sampled.sweep import choose_settings, combine
+    from forerun.audit.sampled.verdict import report
     from forerun.errors import ConfigurationError
 
     with servers(model, api_key, dialect, timeout) as connect:
@@ -155,7 +155,7 @@ def sampled(
         check_page(output)
         if resume is None and keep is not None:
             _check_new(keep)
-        plan = Plan(
+        plan = SamplingPlan(
             target=bound,
             num_samples=num_samples,
             most_samples=max_samples,
@@ -187,7 +187,7 @@ def sampled(
 
 def _check_new(keep: Path) -> None:
     """Raise if the samples cannot be written there; missing directories are created."""
-    from forerun.audit.journal import check_new
+    from forerun.audit.sample_journal import check_new
 
     check_new(keep)
     with contextlib.suppress(OSError):
@@ -196,13 +196,13 @@ def _check_new(keep: Path) -> None:
 
 
 def _prepare(
-    cases: list[Case],
+    cases: list[SweepCase],
     tested: Endpoint,
     plain: Endpoint | None,
     reference: str | None,
-    plan: Plan,
+    plan: SamplingPlan,
     epsilon: float | None,
-) -> list[Row]:
+) -> list[CaseRun]:
     """The rows, with how much rounding each is allowed."""
     from rich.console import Console
 
@@ -233,7 +233,7 @@ def _run(audit: Any) -> str:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=sum(row.planned for row in audit.rows))
 
-        def watch(rows: list[Row], evidence: float) -> None:
+        def watch(rows: list[CaseRun], evidence: float) -> None:
             progress.update(
                 task,
                 completed=sum(row.num_samples for row in rows),
@@ -248,8 +248,8 @@ def _question(
     candidate: str,
     against: str | None,
     tested: Endpoint,
-    plan: Plan,
-    cases: list[Case],
+    plan: SamplingPlan,
+    cases: list[SweepCase],
     epsilon: float | None,
 ) -> dict[str, Any]:
     """What the samples are samples of; an audit is resumed only if this is the same."""

@@ -17,7 +17,7 @@ from forerun.cli.console import check_writable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from forerun.audit.report import Finding, Report
+    from forerun.audit.report import AuditReport, AuditVerdict
     from forerun.servers.endpoint import Endpoint
 
 _HOST_AND_PORT: Final = re.compile(r"(localhost|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+)(/.*)?")
@@ -180,24 +180,24 @@ def is_url(text: str) -> bool:
     return text.startswith(("http://", "https://")) or _HOST_AND_PORT.fullmatch(text) is not None
 
 
-def finish(report: Report, *, as_json: bool, page: Path | None = None) -> NoReturn:
+def finish(report: AuditReport, *, as_json: bool, page: Path | None = None) -> NoReturn:
     """Show a report and end with its exit code."""
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
         show(report)
     if page is not None:
-        from forerun.audit.page import write_page
+        from forerun.audit.report_page import write_page
 
         write_page(report, page)
     raise typer.Exit(report.verdict.exit_code)
 
 
-def show(report: Report) -> None:
+def show(report: AuditReport) -> None:
     """The table, the notes and the verdict, for people."""
     from rich.console import Console
 
-    from forerun.audit.words import summary
+    from forerun.audit.report_format import summary
 
     console = Console()
     console.print(_table(report))
@@ -209,7 +209,7 @@ def show(report: Report) -> None:
     )
 
 
-def _table(report: Report) -> Table:
+def _table(report: AuditReport) -> Table:
     from rich.table import Table
 
     table = Table(title=f"forerun audit {report.audit}", title_justify="left")
@@ -224,7 +224,7 @@ def _table(report: Report) -> Table:
 def _cell(key: str, value: Any) -> str:
     from rich.markup import escape
 
-    from forerun.audit.words import cell
+    from forerun.audit.report_format import cell
 
     if key != "finding":
         return escape(cell(value))
@@ -233,5 +233,5 @@ def _cell(key: str, value: Any) -> str:
     return f"[{colour}]{value}[/]"
 
 
-def _style(finding: Finding) -> str:
+def _style(finding: AuditVerdict) -> str:
     return {0: "green", 1: "red", 2: "yellow"}[finding.exit_code]

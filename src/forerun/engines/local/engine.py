@@ -17,18 +17,18 @@ from typing import Any, Final
 import numpy as np
 
 from forerun.config import SpeculationConfig
-from forerun.control import kept
-from forerun.control.cost import StepCost
-from forerun.core.rules import demand_known
+from forerun.control import cost_cache
+from forerun.control.step_cost import StepCost
+from forerun.core.logits_processors import check_token_ids
 from forerun.core.tensors import torch
-from forerun.engines.local.ending import Ending
-from forerun.engines.local.guessing import Guesser
-from forerun.engines.local.judging import judge
 from forerun.engines.local.request import FinishReason, Request, Result, Update
-from forerun.engines.local.sequence import Sequence
+from forerun.engines.local.running_request import RunningRequest
+from forerun.engines.local.speculator import TreeSpeculator
 from forerun.engines.local.startup import log_compilation, profile_step_cost
+from forerun.engines.local.stop_checker import StopChecker
+from forerun.engines.local.verification import verify_requests
 from forerun.errors import ForerunError, InvalidRequest
-from forerun.models.runner import Rows, Runner, longest
+from forerun.models.runner import InputRows, Runner, longest
 from forerun.types import Draft, Drafter, Verdict
 
 CHUNK: Final = 256
@@ -65,10 +65,12 @@ class Engine:
         if cost is None:
             decides = drafters and self.config.adaptive
             cost = self._measured(target) if decides else StepCost((1, 2), (1.0, 1.0))
-        self.guesser = Guesser(drafters or {}, usual, cost, target.vocab_size, adaptive=self.config.adaptive)
+        self.guesser = TreeSpeculator(
+            drafters or {}, usual, cost, target.vocab_size, adaptive=self.config.adaptive
+        )
         self.seconds = 0.0
         self._waiting: deque[Request] = deque()
-        self._running: dict[str, Sequence] = {}
+        self._running: dict[str, RunningRequest] = {}
         self._over: list[Update] = []
 
     def _measured(self, target: Runner) -> StepCost:
@@ -76,11 +78,11 @@ class Engine:
         widest = target.cache.num_slots * (1 + min(self.config.max_draft, DEEP))
         widest = min(widest, WIDEST, target.max_length)
         threads = torch.get_num_threads()
-        name = kept.name_of(engine="local", model=target.description, widest=widest, threads=threads)
-        cost = kept.find(name)
+        name = cost_cache.cache_key(engine="local", model=target.description, widest=widest, threads=threads)
+        cost = cost_cache.load(name)
         if cost is None:
-            cost = profile_step_cost(target.time, widest)
-            kept.keep(name, cost)
+            cost = profile_step_cost(target.time_forward, widest)
+            cost_cache.save(name, cost)
         return cost
 
     @property
@@ -107,8 +109,8 @@ class Engine:
                 "a stop text needs a tokenizer, and the model has none: stop at token ids, pass tokenizer=,"
                 " or add the tokenizer's files to the model's directory"
             )
-        demand_known(request.sampling, self.target.vocab_size)
-        self.guesser.demand_known(request.drafters or ())
+        check_token_ids(request.sampling, self.target.vocab_size)
+        self.guesser.check_known(request.drafters or ())
         self._waiting.append(request)
 
     def _length_remedy(self) -> str:
@@ -137,13 +139,13 @@ class Engine:
             num_rows = sum(num for _, num in reading) + sum(self._num_unread(each) for each in deciding)
             context = sum(self.target.length(each.slot) for each in self._running.values())
             rooms = [self._room(each) for each in deciding]
-            opened, drafts = self.guesser.guess(deciding, rooms, num_rows, context)
+            opened, drafts = self.guesser.draft(deciding, rooms, num_rows, context)
             survivals = self.guesser.survivals(opened, drafts)
             logits = self._read(reading, deciding, drafts)
             verdicts = self._judge(deciding, drafts, logits)
         except BaseException:  # out of memory, say, or interrupted: whoever tries again finds all as it was
             for each in self._running.values():
-                self.target.cut(each.slot, len(each.tokens) - 1)
+                self.target.truncate(each.slot, len(each.tokens) - 1)
             raise
         updates, self._over = self._over, []
         updates += [
@@ -168,11 +170,11 @@ class Engine:
             request = self._waiting.popleft()
             most = min(request.max_tokens, self.target.max_length - len(request.prompt))
             ends = frozenset() if request.ignore_end else self.ends
-            ending = Ending(self.tokenizer, request.stop, ends, most)
-            sequence = self._running[request.id] = Sequence(request, self.target.take(), ending)
+            ending = StopChecker(self.tokenizer, request.stop, ends, most)
+            sequence = self._running[request.id] = RunningRequest(request, self.target.allocate(), ending)
             self.guesser.admit(sequence)
 
-    def _plan(self) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
+    def _plan(self) -> tuple[list[tuple[RunningRequest, int]], list[RunningRequest]]:
         """Who reads so many more tokens of a prompt in this pass, and who has read it all and decides."""
         reading, deciding, left = [], [], CHUNK
         for each in self._running.values():
@@ -184,7 +186,7 @@ class Engine:
             left = max(0, left - (unread if unread > 1 else 0))
         return reading, deciding
 
-    def _room(self, sequence: Sequence) -> int:
+    def _room(self, sequence: RunningRequest) -> int:
         """How many guesses a request may get: none that has no place, or that could not be said any more."""
         if sequence.ending.left == 1:
             return 0
@@ -193,41 +195,41 @@ class Engine:
         return min(most, self.target.max_length - len(sequence.tokens))
 
     def _read(
-        self, reading: Many[tuple[Sequence, int]], deciding: Many[Sequence], drafts: Many[Draft]
+        self, reading: Many[tuple[RunningRequest, int]], deciding: Many[RunningRequest], drafts: Many[Draft]
     ) -> torch.Tensor:
         """The pass: pieces of prompts, and behind each last token the guesses."""
         texts = [
-            *(Rows(each.slot, self._unread(each)[:num], num_logits=0) for each, num in reading),
+            *(InputRows(each.slot, self._unread(each)[:num], num_logits=0) for each, num in reading),
             *(
                 _with_guesses(each.slot, self._unread(each), draft)
                 for each, draft in zip(deciding, drafts, strict=True)
             ),
         ]
-        logits = self.target.read(texts) if texts else torch.empty(0, self.target.vocab_size)
-        self.target.keep({each.slot: range(num) for each, num in reading})
+        logits = self.target.forward(texts) if texts else torch.empty(0, self.target.vocab_size)
+        self.target.commit({each.slot: range(num) for each, num in reading})
         return logits
 
-    def _unread(self, sequence: Sequence) -> list[int]:
+    def _unread(self, sequence: RunningRequest) -> list[int]:
         return sequence.tokens[self.target.length(sequence.slot) :]
 
-    def _num_unread(self, sequence: Sequence) -> int:
+    def _num_unread(self, sequence: RunningRequest) -> int:
         return len(sequence.tokens) - self.target.length(sequence.slot)
 
     def _judge(
-        self, deciding: Many[Sequence], drafts: Many[Draft], logits: torch.Tensor
+        self, deciding: Many[RunningRequest], drafts: Many[Draft], logits: torch.Tensor
     ) -> list[Verdict | ForerunError]:
         """Which guesses stand; the cache keeps their rows and drops the others."""
         rounds = [
-            each.round(draft, self._lenience(each.request), self.guesser.jointly(each))
+            each.verify_request(draft, self._lenience(each.request), self.guesser.can_block_verify(each))
             for each, draft in zip(deciding, drafts, strict=True)
         ]
-        verdicts = judge(rounds, logits, self.config.verifier)
+        verdicts = verify_requests(rounds, logits, self.config.verifier)
         stays = {}
         for each, verdict in zip(deciding, verdicts, strict=True):
             unread = self._num_unread(each)
             nodes = verdict.accepted if isinstance(verdict, Verdict) else ()
             stays[each.slot] = [*range(unread), *(unread + node for node in nodes)]
-        self.target.keep(stays)
+        self.target.commit(stays)
         return verdicts
 
     def _lenience(self, request: Request) -> float:
@@ -235,7 +237,7 @@ class Engine:
 
     def _commit(
         self,
-        sequence: Sequence,
+        sequence: RunningRequest,
         draft: Draft,
         verdict: Verdict | ForerunError,
         survival: tuple[float, ...],
@@ -248,7 +250,7 @@ class Engine:
         except Exception as error:  # tokenizers fall over tokens that nobody expected
             fault = InvalidRequest(f"what the model said cannot be spelled: {error}")
             return self._retire(sequence, "error", error=fault)
-        self.guesser.hear(sequence, draft, verdict)
+        self.guesser.observe(sequence, draft, verdict)
         reason = sequence.ending.reason
         shown = sequence.ending.show()
         update = Update(sequence.request.id, tuple(said), shown, draft, verdict, survival=survival)
@@ -256,22 +258,22 @@ class Engine:
 
     def _retire(
         self,
-        sequence: Sequence,
+        sequence: RunningRequest,
         reason: FinishReason,
         update: Update | None = None,
         error: ForerunError | None = None,
     ) -> Update:
         """A request is over: its slot is free, and nobody remembers it."""
         del self._running[sequence.request.id]
-        self.target.release(sequence.slot)
+        self.target.free(sequence.slot)
         self.guesser.forget(sequence.view)
         result = sequence.result(reason, error)
         update = update or Update(sequence.request.id)
         return replace(update, text=update.text + sequence.ending.show(), result=result)
 
 
-def _with_guesses(slot: int, unread: Many[int], draft: Draft) -> Rows:
+def _with_guesses(slot: int, unread: Many[int], draft: Draft) -> InputRows:
     """What is unread of a text, and behind its last token a tree."""
     num = len(unread)
     parents = np.concatenate([np.arange(-1, num - 1), draft.parents + num])
-    return Rows(slot, np.concatenate([unread, draft.tokens]), parents, num_logits=len(draft) + 1)
+    return InputRows(slot, np.concatenate([unread, draft.tokens]), parents, num_logits=len(draft) + 1)

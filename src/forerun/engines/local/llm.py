@@ -11,16 +11,16 @@ from typing import Any, Final, TypeAlias, overload
 
 from forerun.config import SpeculationConfig
 from forerun.core.tensors import torch
-from forerun.drafters.model import ModelDrafter
-from forerun.drafters.registry import make_drafters, warm
+from forerun.drafters.draft_model import ModelDrafter
+from forerun.drafters.registry import make_drafters, warm_up
 from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Request, Result, Update
 from forerun.engines.local.startup import log_compilation
-from forerun.engines.local.trace import Trace
+from forerun.engines.local.trace_writer import TraceWriter
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
 from forerun.models.loading import device_of, ends_of, load_model, load_tokenizer
 from forerun.models.runner import Runner
-from forerun.models.text import Prompt, demand_same_tokens, encode
+from forerun.models.tokenization import PromptLike, check_same_vocabulary, encode
 from forerun.types import Drafter, SamplingParams
 
 Who: TypeAlias = str | Drafter | Many[str | Drafter]
@@ -86,7 +86,9 @@ class LLM:
         """The drafters that are named and given, warmed up; none without draft tokens."""
         if not config.max_draft:
             return {}
-        drafters = make_drafters(config, chain=not tree) | {name: warm(each) for name, each in given.items()}
+        drafters = make_drafters(config, chain=not tree) | {
+            name: warm_up(each) for name, each in given.items()
+        }
         if config.draft_model is not None:
             drafters["model"] = self._draft_model(config.draft_model, target, tree)
         return drafters
@@ -94,7 +96,7 @@ class LLM:
     def _draft_model(self, path: str, target: Runner, tree: bool) -> Drafter:
         """A drafter that runs a smaller model where the target is, with as many slots."""
         if self.tokenizer is not None:
-            demand_same_tokens(self.tokenizer, _draft_tokenizer(path))
+            check_same_vocabulary(self.tokenizer, _draft_tokenizer(path))
         model = load_model(path, target.model.dtype, target.model.device)
         draft = Runner(model, num_slots=target.cache.num_slots, max_length=target.max_length)
         return ModelDrafter(draft, target.vocab_size, branches=BRANCHES if tree else 1)
@@ -104,12 +106,12 @@ class LLM:
 
     @overload
     def generate(
-        self, prompts: Many[Prompt], *, progress: Callable[[int], None] = ..., **settings: Any
+        self, prompts: Many[PromptLike], *, progress: Callable[[int], None] = ..., **settings: Any
     ) -> list[Result]: ...
 
     def generate(
         self,
-        prompts: str | Many[Prompt],
+        prompts: str | Many[PromptLike],
         *,
         progress: Callable[[int], None] = lambda _: None,
         **settings: Any,
@@ -133,7 +135,7 @@ class LLM:
         return [results[name] for name in sorted(results, key=int)]
 
     def stream(
-        self, prompts: Many[Prompt], *, tracer: Trace | None = None, **settings: Any
+        self, prompts: Many[PromptLike], *, tracer: TraceWriter | None = None, **settings: Any
     ) -> Generator[Update, None, None]:
         """Answer prompts and show every step on the way; ids are numbers, in the order of the prompts."""
         if self.engine.num_unfinished:
@@ -156,7 +158,11 @@ class LLM:
             list(self.engine.stream())
 
     def _add(
-        self, name: str, prompt: Prompt, make: Callable[[str, tuple[int, ...]], Request], tracer: Trace | None
+        self,
+        name: str,
+        prompt: PromptLike,
+        make: Callable[[str, tuple[int, ...]], Request],
+        tracer: TraceWriter | None,
     ) -> Update | None:
         """Ask the engine; an update that says why, if it cannot be asked that."""
         try:
@@ -175,13 +181,13 @@ def generate(model: str | Path | Any, prompts: str, drafter: Who = ..., **settin
 
 @overload
 def generate(
-    model: str | Path | Any, prompts: Many[Prompt], drafter: Who = ..., **settings: Any
+    model: str | Path | Any, prompts: Many[PromptLike], drafter: Who = ..., **settings: Any
 ) -> list[Result]: ...
 
 
 def generate(
     model: str | Path | Any,
-    prompts: str | Many[Prompt],
+    prompts: str | Many[PromptLike],
     drafter: Who = "auto",
     *,
     dtype: str | torch.dtype | None = None,
@@ -239,7 +245,7 @@ def _named(
     return config, given, (*by_name, *given, "model")
 
 
-def _encoded(tokenizer: Any, prompt: Prompt) -> list[int]:
+def _encoded(tokenizer: Any, prompt: PromptLike) -> list[int]:
     """The token ids of a prompt, with an error of ours if there are none."""
     try:
         return encode(tokenizer, prompt)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from forerun.control.cost import StepCost
-from forerun.core.compiled import on_compile
+from forerun.control.step_cost import StepCost
+from forerun.core.jit import on_compile
 
 logger: Final = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def profile_step_cost(seconds: Callable[[int], float], max_rows: int) -> StepCos
         return seconds(rows)
 
     logger.info("profiling step costs of the model (once per model, machine and batch size)")
-    cost = StepCost.measured(timed, max_rows)
+    cost = StepCost.profile(timed, max_rows)
     logger.info(
         "profiled step costs: %d forward passes of up to %d rows in %.1f s",
         num_passes,

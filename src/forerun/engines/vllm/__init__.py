@@ -1,11 +1,28 @@
-"""What plugs into vLLM; the only room that knows it.
+"""The vLLM plug-in; the only package that imports vllm.
 
-- `Drafter`: guesses for stock vLLM, through its public hook for drafters; replaces nothing
-- `scheduler.Scheduler`: guesses where requests and salts are known; `Nobody` is then the worker's drafter
-- `worker.CPUWorker`, `worker.CUDAWorker`: with `sampler.Sampler`, which keeps the words of plain decoding
-- `contract`: every name of vLLM's that we lean on
+- `LookupProposer`: a lookup drafter for stock vLLM through its `custom_class` hook; replaces nothing
+- `scheduler.Scheduler`: drafts where requests and salts are known; the worker then has a `NullProposer`
+- `worker.CPUWorker`, `worker.CUDAWorker`: run `sampler.SpeculativeSampler`, which verifies losslessly
+- `contract`: every private name of vLLM that the plug-in uses
 """
 
-from forerun.engines.vllm.drafter import Drafter, Nobody
+import warnings
+from typing import Any
 
-__all__ = ["Drafter", "Nobody"]
+from forerun.engines.vllm.proposer import LookupProposer, NullProposer
+
+__all__ = ["LookupProposer", "NullProposer"]
+
+_RENAMED = {"Drafter": "LookupProposer", "Nobody": "NullProposer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve class paths that existing vLLM configurations name."""
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        message = (
+            f"forerun.engines.vllm.{name} is now forerun.engines.vllm.{new}: change it in your configuration"
+        )
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return globals()[new]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

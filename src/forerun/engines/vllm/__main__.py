@@ -21,9 +21,9 @@ from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
 from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from forerun.drafters.registry import demand_known
-from forerun.engines.vllm.counters import INSTANCE
+from forerun.drafters.registry import check_known
 from forerun.engines.vllm.launch import cores, settings_of
+from forerun.engines.vllm.shared_counters import INSTANCE
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 def _check_settings(arguments: Any) -> None:
     """Exit with one line if `--additional-config` has settings of ours that no engine could start with."""
     try:
-        demand_known(settings_of(arguments))
+        check_known(settings_of(arguments))
     except ForerunError as error:
         raise SystemExit(f"--additional-config: {error}") from error
 

@@ -43,7 +43,7 @@ def engine_arguments(
     cores()  # before there is another process to ask
     settings = config.model_dump(mode="json", exclude_defaults=True)
     guesses = max(1, min(config.max_draft, CHAIN))
-    drafts: dict[str, Any] = {"method": "custom_class", "model": "forerun.engines.vllm.Nobody"}
+    drafts: dict[str, Any] = {"method": "custom_class", "model": "forerun.engines.vllm.NullProposer"}
     if config.draft_model is not None:
         drafts = {
             "method": "draft_model",

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as PrometheusCollector
 
-from forerun.engines.vllm.counters import read
-from forerun.engines.vllm.tally import GAUGES, HELP
+from forerun.engines.vllm.shared_counters import read
+from forerun.engines.vllm.stats import GAUGES, HELP
 
 
 class Collector(PrometheusCollector):

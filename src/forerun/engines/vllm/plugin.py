@@ -19,8 +19,8 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from forerun.engines.vllm.launch import SCHEDULER, settings_of
 from forerun.engines.vllm.metrics import Collector
+from forerun.engines.vllm.request_options import RequestOptions
 from forerun.engines.vllm.shutdown import bound_shutdown
-from forerun.engines.vllm.wishes import Wishes
 from forerun.errors import InvalidRequest
 
 _instances: set[str] = set()
@@ -33,8 +33,8 @@ def register() -> None:
     if getattr(InputProcessor, "_forerun", False):
         return
     InputProcessor._forerun = True
-    InputProcessor.__init__ = _knowing(InputProcessor.__init__)
-    InputProcessor._validate_params = _checking(InputProcessor._validate_params)
+    InputProcessor.__init__ = _patch_init(InputProcessor.__init__)
+    InputProcessor._validate_params = _patch_validate(InputProcessor._validate_params)
 
 
 def _is_ours(vllm_config: Any) -> bool:
@@ -47,7 +47,7 @@ def _path(kind: Any) -> str:
     return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
 
 
-def _knowing(stock: Any) -> Any:
+def _patch_init(stock: Any) -> Any:
     """Processors of requests that know who can guess, and that refuse nothing because of speculation."""
 
     @wraps(stock)
@@ -63,14 +63,14 @@ def _knowing(stock: Any) -> Any:
     return make
 
 
-def _checking(stock: Any) -> Any:
+def _patch_validate(stock: Any) -> Any:
     """The check of a request's settings; what it asks of us in vain is told to whoever sent it."""
 
     @wraps(stock)
     def validate(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if self._forerun_drafters is not None:
             try:
-                Wishes.of(getattr(params, "extra_args", None), self._forerun_drafters)
+                RequestOptions.parse(getattr(params, "extra_args", None), self._forerun_drafters)
             except InvalidRequest as error:
                 raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
         return stock(self, params, *args, **kwargs)

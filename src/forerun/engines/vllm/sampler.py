@@ -29,9 +29,9 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
-from forerun.engines.vllm.judging import Judged, is_distribution, judge, weights
-from forerun.engines.vllm.plan import Plan
-from forerun.engines.vllm.wishes import Wishes
+from forerun.engines.vllm.request_options import RequestOptions
+from forerun.engines.vllm.step_plan import StepPlan
+from forerun.engines.vllm.verification import RejectionRequest, is_distribution, verify_requests, weights
 
 _GREEDY = 1e-5
 """Below this temperature vLLM takes the likeliest token."""
@@ -40,7 +40,7 @@ NOTHING = -1
 """What vLLM puts where a request says less than others."""
 
 
-class Sampler(torch.nn.Module):
+class SpeculativeSampler(torch.nn.Module):
     """Takes the place of vLLM's rejection sampler.
 
     Guesses that were chosen, and all guesses for requests with a seed, a grammar or logprobs, are followed.
@@ -54,7 +54,7 @@ class Sampler(torch.nn.Module):
         self.runner = runner
         self.config = config
         self.names = config.names
-        self.plan = Plan()
+        self.plan = StepPlan()
 
     def forward(
         self,
@@ -79,7 +79,7 @@ class Sampler(torch.nn.Module):
     def _walk(
         self,
         guesses: Sequence[Sequence[int]],
-        judged: dict[int, Judged],
+        judged: dict[int, RejectionRequest],
         deepest: int,
         logits: torch.Tensor,
         sampling: SamplingMetadata,
@@ -110,7 +110,9 @@ class Sampler(torch.nn.Module):
                 if not alive:
                     break
                 update(alive)
-        for place, tokens in zip(judged, judge([*judged.values()], self.config.verifier), strict=True):
+        for place, tokens in zip(
+            judged, verify_requests([*judged.values()], self.config.verifier), strict=True
+        ):
             said[place] = tokens
         return SamplerOutput(
             sampled_token_ids=_padded(said, deepest + 1, logits.device),
@@ -141,7 +143,9 @@ class Sampler(torch.nn.Module):
                 if output is not None:
                     del output[length:]
 
-    def _judged(self, guesses: Sequence[Sequence[int]], sampling: SamplingMetadata) -> dict[int, Judged]:
+    def _judged(
+        self, guesses: Sequence[Sequence[int]], sampling: SamplingMetadata
+    ) -> dict[int, RejectionRequest]:
         """The requests that are not followed."""
         names = self.runner.input_batch.req_ids
         if _must_follow(sampling) or len(names) < len(guesses):  # vLLM warms up with an empty batch
@@ -153,15 +157,15 @@ class Sampler(torch.nn.Module):
                 greedy = sampling.all_greedy or float(sampling.temperature[place]) < _GREEDY
                 followed = greedy or place in sampling.generators or self._is_constrained(names[place])
                 if lenience < 1:
-                    judged[place] = Judged(guess, None if followed else q, greedy, lenience)
+                    judged[place] = RejectionRequest(guess, None if followed else q, greedy, lenience)
                 elif q is not None and not followed:
-                    judged[place] = Judged(guess, q, greedy, lenience)
+                    judged[place] = RejectionRequest(guess, q, greedy, lenience)
         return judged
 
     def _q(self, name: str, num_guesses: int) -> torch.Tensor | None:
         """What a request's guesses were drawn from, if the draft model drew them."""
         runner = self.runner
-        if name not in self.plan.drawn or runner._draft_probs is None:
+        if name not in self.plan.sampled or runner._draft_probs is None:
             return None
         if name not in runner._draft_prob_req_ids:
             return None
@@ -169,7 +173,9 @@ class Sampler(torch.nn.Module):
         return q if len(q) == num_guesses and is_distribution(q) else None
 
     def _lenience(self, name: str) -> float:
-        asked = Wishes.read(self.runner.requests[name].sampling_params.extra_args, self.names).lenience
+        asked = RequestOptions.read(
+            self.runner.requests[name].sampling_params.extra_args, self.names
+        ).lenience
         return self.config.lenience if asked is None else asked
 
     def _is_constrained(self, name: str) -> bool:

@@ -1,8 +1,8 @@
-"""vLLM's scheduler, guessing. `scheduler_cls` takes the path of the class below.
+"""The scheduler that drafts, for vLLM's `scheduler_cls`.
 
-It alone sees every request's tokens, settings and salt, and it runs once however many ranks there are, so
-that ranks cannot disagree about guesses. The worker's own drafter is then `forerun.engines.vllm.Nobody`, or
-vLLM's draft model, which is told here how far to guess.
+The scheduler sees every request's tokens, sampling settings and salt, and it runs once for all ranks, so ranks
+cannot disagree about drafts. The worker's proposer is `forerun.engines.vllm.NullProposer`, or vLLM's draft
+model, whose draft length the scheduler sets.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
 from forerun.control.controller import Step
-from forerun.engines.vllm import profile
+from forerun.engines.vllm import step_profiler
 from forerun.engines.vllm.contract import check
 from forerun.engines.vllm.grammar import forced
-from forerun.engines.vllm.guesser import Ask, Guesser, Offer
-from forerun.engines.vllm.plan import Plan, attach
-from forerun.engines.vllm.tally import Minutes, logger
-from forerun.engines.vllm.wishes import NO_WISHES, Wishes
+from forerun.engines.vllm.request_options import DEFAULT_OPTIONS, RequestOptions
+from forerun.engines.vllm.speculator import ChainSpeculator, DraftRequest, ProposedDraft
+from forerun.engines.vllm.stats import PeriodicStatsLogger, logger
+from forerun.engines.vllm.step_plan import StepPlan, attach
 from forerun.types import RequestView
 
 FORCED: Final = 0.98
@@ -33,11 +33,11 @@ FORCED: Final = 0.98
 
 
 @dataclass(slots=True)
-class Underway:
+class InFlightStep:
     """A step on its way: what every request in it was offered, and when it began; how long it took."""
 
     step: Step
-    offers: dict[str, Offer]
+    offers: dict[str, ProposedDraft]
     began: float
     seconds: float = 0.0
 
@@ -48,19 +48,19 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check()
         super().__init__(*args, **kwargs)
-        cost = profile.find(self.vllm_config)
-        self.guesser = Guesser(self.vllm_config, cost)
+        cost = step_profiler.find(self.vllm_config)
+        self.guesser = ChainSpeculator(self.vllm_config, cost)
         self._measured = cost is not None
-        self.wishes: dict[str, Wishes] = {}
+        self.wishes: dict[str, RequestOptions] = {}
         tally = self.guesser.tally
         tally.publish(self.vllm_config.instance_id, self.vllm_config.parallel_config.data_parallel_index)
-        self.minutes = Minutes(tally, time.monotonic())
+        self.minutes = PeriodicStatsLogger(tally, time.monotonic())
         self._drawn: set[str] = set()
         self._allotted: dict[str, int] = {}
         self._followed: dict[str, bool] = {}
         self._draft_paused = False
-        self._underway: dict[int, Underway] = {}
-        self._over: list[Underway] = []
+        self._underway: dict[int, InFlightStep] = {}
+        self._over: list[InFlightStep] = []
         self._last = 0.0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         decoding = [request for request in self.running if _is_decoding(request)]
         self._drawn = set()
         asks = self._asks(decoding)
-        step = self.guesser.open(
+        step = self.guesser.begin_step(
             asks, rows=len(asks) + self._num_reading(len(asks)), context=self._context(decoding)
         )
         offers = self._offers(step, decoding, asks)
@@ -86,10 +86,10 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         step.rows = output.total_num_scheduled_tokens - num_checked
         if self._has_model:
             output.num_spec_tokens_to_schedule = self._allot(output, step)
-            attach(output, Plan(frozenset(self._drawn)))
+            attach(output, StepPlan(frozenset(self._drawn)))
         if output.total_num_scheduled_tokens:
             by_name = {ask.name: offer for ask, offer in zip(asks, offers, strict=True)}
-            self._underway[id(output)] = Underway(step, by_name, began)
+            self._underway[id(output)] = InFlightStep(step, by_name, began)
         return output
 
     @property
@@ -109,14 +109,14 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
     def _context(self, requests: list[Any]) -> int:
         return sum(request.num_computed_tokens for request in requests)
 
-    def _asks(self, decoding: list[Any], said: int = 0) -> list[Ask]:
+    def _asks(self, decoding: list[Any], said: int = 0) -> list[DraftRequest]:
         """Who wants guesses, and how many at most, after so many more tokens."""
         share = self._share(decoding)
         asks = []
         for request in decoding:
             wish = self._wishes(request)
             room = min(share, self._room(request, wish, said))
-            asks.append(Ask(_view(request), room, wish.drafter, _is_greedy(request), wish.adaptive))
+            asks.append(DraftRequest(_view(request), room, wish.drafter, _is_greedy(request), wish.adaptive))
         return asks
 
     def _allot(self, output: Any, step: Step) -> int:
@@ -132,16 +132,16 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
             known = request.num_computed_tokens > scheduled[request.request_id] and self._draft_paused
             self._followed.setdefault(request.request_id, not known)
         rooms = [ask.room if self._may_draw(ask) else 0 for ask in asks]
-        ahead = self.guesser.open(asks, rows=len(asks), context=self._context(requests))
+        ahead = self.guesser.begin_step(asks, rows=len(asks), context=self._context(requests))
         ahead.plain = False
-        budgets = self.guesser.controller.allot(ahead, "model", np.array(rooms), step.num_reading)
+        budgets = self.guesser.controller.draft_lengths(ahead, "model", np.array(rooms), step.num_reading)
         self._allotted = {ask.name: budget for ask, budget in zip(asks, budgets.tolist(), strict=True)}
         deepest = max(self._allotted.values(), default=0)
         self._followed.update((ask.name, deepest > 0 and self._may_draw(ask)) for ask in asks)
         self._draft_paused = self._draft_paused or (bool(asks) and deepest == 0)
         return deepest
 
-    def _may_draw(self, ask: Ask) -> bool:
+    def _may_draw(self, ask: DraftRequest) -> bool:
         """Whether the draft model may guess for a request that wants it: it has to have read all of it. What
         was found in vLLM's cache of prefixes it may not have, once it was not run for a step.
         """
@@ -162,9 +162,9 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         super().update_draft_token_ids(draft_token_ids)
         seconds = getattr(draft_token_ids, "seconds", None)
         if self._has_model and seconds is not None and draft_token_ids.draft_token_ids and self._over:
-            self.guesser.tally.spent("model", seconds)
+            self.guesser.tally.add_seconds("model", seconds)
             depth, step = len(draft_token_ids.draft_token_ids[0]), self._over[-1].step
-            self.guesser.controller.drafted(step, "model", depth, seconds, step.num_reading)
+            self.guesser.controller.record_draft_time(step, "model", depth, seconds, step.num_reading)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Hear what was said, then go on as vLLM does."""
@@ -175,14 +175,14 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
             checked = scheduler_output.scheduled_spec_decode_tokens
             for name, offer in underway.offers.items():
                 if said and name in places:
-                    self.guesser.hear(name, offer, said[places[name]], len(checked.get(name, ())))
+                    self.guesser.observe(name, offer, said[places[name]], len(checked.get(name, ())))
             underway.seconds = now - max(underway.began, self._last)
             self._over.append(underway)
         self._last = now
         if line := self.minutes.line(time.monotonic()):
             logger.info("%s", line)
             if self._measured:  # what began as a typical curve is too coarse to be kept
-                profile.keep(self.vllm_config, self.guesser.controller.cost)
+                step_profiler.keep(self.vllm_config, self.guesser.controller.cost)
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _close(self) -> None:
@@ -200,39 +200,41 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         self.guesser.tally.costs(self.guesser.controller.cost)
         return super()._free_request(request, *args, **kwargs)
 
-    def _offers(self, step: Step, decoding: list[Any], asks: list[Ask]) -> list[Offer]:
+    def _offers(self, step: Step, decoding: list[Any], asks: list[DraftRequest]) -> list[ProposedDraft]:
         """What every request is offered: looked up, forced by its grammar, or drawn by the draft model."""
-        offers = self.guesser.look_up(step, asks)
+        offers = self.guesser.draft(step, asks)
         for request, ask, offer in zip(decoding, asks, offers, strict=True):
             if request.use_structured_output:
                 self._obey_grammar(request, ask, offer)
         if self._has_model:
             self._prefer_drawn(step, decoding, asks, offers)
-        self.guesser.settle(step, offers)
+        self.guesser.choose(step, offers)
         return offers
 
-    def _prefer_drawn(self, step: Step, decoding: list[Any], asks: list[Ask], offers: list[Offer]) -> None:
+    def _prefer_drawn(
+        self, step: Step, decoding: list[Any], asks: list[DraftRequest], offers: list[ProposedDraft]
+    ) -> None:
         """Offer the draft model's guesses where they are worth more, where there are no others that pay, and
         where they are asked for; none of them is looked at.
         """
-        drawn = [Offer(drawn=True) for _ in offers]
+        drawn = [ProposedDraft(drawn=True) for _ in offers]
         for request, ask, offer in zip(decoding, asks, drawn, strict=True):
             if ask.drafter in {None, "model"}:
                 most = min(ask.room, self._allotted.get(ask.name, 0))
                 offer.extend(request.spec_token_ids[:most], "model")
         if not any(offer.tokens for offer in drawn):
             return
-        theirs, ours = self.guesser.worth(step, drawn), self.guesser.worth(step, offers)
+        theirs, ours = self.guesser.expected_gain(step, drawn), self.guesser.expected_gain(step, offers)
         for place, offer in enumerate(drawn):
             better = theirs[place] > ours[place] or not ours[place]
             if offer.tokens and (better or asks[place].drafter == "model"):
                 offers[place] = offer
                 self._drawn.add(asks[place].name)
 
-    def _obey_grammar(self, request: Any, ask: Ask, offer: Offer) -> None:
+    def _obey_grammar(self, request: Any, ask: DraftRequest, offer: ProposedDraft) -> None:
         """Cut an offer to what the request's grammar allows, and add what it forces."""
         manager = self.structured_output_manager
-        offer.cut(len(manager.validate_tokens(request, offer.tokens)))
+        offer.truncate(len(manager.validate_tokens(request, offer.tokens)))
         grammar = request.structured_output_request.grammar
         if "grammar" not in self.guesser.names or ask.drafter not in {None, "grammar"} or grammar is None:
             return
@@ -247,12 +249,16 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
         ended = request.structured_output_request.reasoning_ended
         return bool(manager.reasoner_cls is None or manager.enable_in_reasoning or ended)
 
-    def _wishes(self, request: Any) -> Wishes:
+    def _wishes(self, request: Any) -> RequestOptions:
         """What a request asks of speculation; the front end has refused what cannot be meant."""
         known = self.wishes.get(request.request_id)
         if known is None:
             params = request.sampling_params
-            known = NO_WISHES if params is None else Wishes.read(params.extra_args, self.guesser.names)
+            known = (
+                DEFAULT_OPTIONS
+                if params is None
+                else RequestOptions.read(params.extra_args, self.guesser.names)
+            )
             self.wishes[request.request_id] = known
         return known
 
@@ -265,7 +271,7 @@ class Scheduler(StockScheduler):  # type: ignore[misc]
             return 0
         return max(0, int(self.max_num_scheduled_tokens) // max(1, len(decoding)) - 1)
 
-    def _room(self, request: Any, wishes: Wishes, said: int) -> int:
+    def _room(self, request: Any, wishes: RequestOptions, said: int) -> int:
         """How many guesses could still be said after so many tokens, as each step says one token more than
         were guessed, and how many are wished for.
         """

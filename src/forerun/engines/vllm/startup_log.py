@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Final
 
-from forerun.core.compiled import on_compile
-from forerun.engines.vllm.tally import logger
+from forerun.core.jit import on_compile
+from forerun.engines.vllm.stats import logger
 
 EVERY: Final = 5.0
 """Seconds between two lines about the same part of a start."""

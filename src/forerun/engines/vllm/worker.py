@@ -20,10 +20,10 @@ from vllm.v1.worker.gpu_worker import Worker as StockCUDAWorker
 
 from forerun.engines.vllm.contract import check, check_config
 from forerun.engines.vllm.launch import settings_of
-from forerun.engines.vllm.plan import plan_of
-from forerun.engines.vllm.profile import measure
-from forerun.engines.vllm.sampler import Sampler
-from forerun.engines.vllm.tally import logger
+from forerun.engines.vllm.sampler import SpeculativeSampler
+from forerun.engines.vllm.stats import logger
+from forerun.engines.vllm.step_plan import plan_of
+from forerun.engines.vllm.step_profiler import measure
 from forerun.errors import UnsupportedEngine
 
 
@@ -38,18 +38,18 @@ def install(runner: Any) -> None:
             "forerun works with vLLM's first model runner: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     for name in ("_sample", "_bookkeeping_sync"):
-        setattr(runner, name, _without_readers(runner, getattr(runner, name)))
+        setattr(runner, name, _mask_prefill_generators(runner, getattr(runner, name)))
     if getattr(runner, "rejection_sampler", None) is None:
         return
-    sampler = Sampler(runner.sampler, runner, settings_of(runner.vllm_config))
+    sampler = SpeculativeSampler(runner.sampler, runner, settings_of(runner.vllm_config))
     runner.rejection_sampler = sampler
     runner._get_spec_decode_draft_probs = lambda _: None  # its rows have no place for guesses from elsewhere
-    _hear_plans(runner, sampler)
+    _capture_plan(runner, sampler)
     if runner.speculative_config.uses_draft_model():
         _time_drafts(runner)
 
 
-def _without_readers(runner: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+def _mask_prefill_generators(runner: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     """A part of a step that sees no generators of requests that are still reading their prompt."""
 
     @wraps(step)
@@ -65,7 +65,7 @@ def _without_readers(runner: Any, step: Callable[..., Any]) -> Callable[..., Any
     return wrapped
 
 
-def _hear_plans(runner: Any, sampler: Sampler) -> None:
+def _capture_plan(runner: Any, sampler: SpeculativeSampler) -> None:
     """Let the sampler know what the scheduler planned with every step."""
     execute = runner.execute_model
 

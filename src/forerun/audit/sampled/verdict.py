@@ -1,0 +1,109 @@
+"""What a sampled audit found, as a report: the verdict, the rows, the power."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from forerun.audit.report import AuditReport, AuditVerdict, power_of_ten
+from forerun.audit.sampled.distance import samples_to_catch
+from forerun.audit.sampled.run import CaseRun, SampledAudit
+
+BIASES: Final = (0.01, 0.05)
+
+
+def report(
+    audit: SampledAudit, unfinished: str, question: dict[str, Any], notes: Sequence[str] = ()
+) -> AuditReport:
+    """What was found; `unfinished` is what kept the audit from its end."""
+    finding = _finding(audit, unfinished)
+    bounded = [row for row in audit.rows if row.bounded and not row.refused]
+    bounds = [1.0 if row.bound is None else row.bound for row in bounded]
+    return AuditReport(
+        audit="sampled",
+        verdict=finding,
+        reason=_reason(audit, finding, unfinished),
+        rows=tuple(_row(audit, row) for row in audit.rows),
+        columns={
+            "name": "settings",
+            "finding": "",
+            "num_samples": "samples",
+            "e_value": "e-value",
+            "tv_bound": "distance <=",
+            "epsilon": "rounding <=",
+        },
+        e_value=power_of_ten(audit.evidence),
+        tv_bound=max(bounds, default=None),
+        num_samples=sum(row.num_samples for row in audit.rows),
+        notes=(*notes, *_notes(audit)),
+        question=question,
+        details={"power": _power(audit), "trace": audit.trace, "error_rate": audit.plan.error_rate},
+    )
+
+
+def _finding(audit: SampledAudit, unfinished: str) -> AuditVerdict:
+    found = max((evidence for _, evidence in audit.trace), default=0.0)
+    if found >= -math.log10(audit.plan.error_rate):
+        return AuditVerdict.DIFFERENT
+    if unfinished or all(row.refused or not row.num_samples for row in audit.rows):
+        return AuditVerdict.OPEN
+    return AuditVerdict.SAME
+
+
+def _reason(audit: SampledAudit, finding: AuditVerdict, unfinished: str) -> str:
+    if finding is AuditVerdict.OPEN:
+        return unfinished or "the server refused every setting"
+    if finding is AuditVerdict.SAME:
+        return "the samples follow the expected distribution, up to the rounding allowed for each setting"
+    worst = max(audit.rows, key=lambda row: row.judge.log_wealth())
+    where = f"{worst.case.name}: {worst.suspicion}"
+    return f"the samples do not follow the expected distribution; clearest at {where}"
+
+
+def _power(audit: SampledAudit) -> list[dict[str, Any]]:
+    """How many samples catch a bias, at the middling epsilon of the cases."""
+    asked = [row.judge.epsilon for row in audit.rows if row.num_samples]
+    epsilon = float(np.median(asked)) if asked else 0.0
+    bettors = 2 * len(audit.rows) * len(audit.rows[0].judge.alternatives)
+    return [
+        {
+            "bias": bias,
+            "epsilon": epsilon,
+            "num_tokens": samples_to_catch(bias, epsilon, audit.plan.error_rate, bettors),
+        }
+        for bias in BIASES
+    ]
+
+
+def _row(audit: SampledAudit, row: CaseRun) -> dict[str, Any]:
+    log = row.judge.log_wealth() / math.log(10)
+    flagged = log >= math.log10(2 * len(audit.rows) / audit.plan.error_rate)
+    said = row.num_said
+    return {
+        "name": row.case.name,
+        "finding": "refused" if row.refused else "difference" if flagged else "same" if said else "",
+        "num_samples": row.num_samples,
+        "num_tokens": row.judge.num_tokens,
+        "e_value": power_of_ten(log),
+        "tv_bound": row.bound if row.bounded else None,
+        "epsilon": row.judge.epsilon,
+        "num_accepted": row.num_accepted,
+        "suspicion": row.suspicion if log > 0 else None,
+        "refused": row.refused or None,
+        "trace": row.trace,
+        "compared": row.judge.compared(),
+    }
+
+
+def _notes(audit: SampledAudit) -> list[str]:
+    notes = []
+    if refused := [row.case.name for row in audit.rows if row.refused]:
+        notes.append(f"the server refused: {', '.join(refused)}")
+    notes += audit.told_faults
+    told_of = [row.num_accepted for row in audit.rows if row.num_accepted is not None]
+    if told_of and not sum(told_of):
+        notes.append("no draft token was accepted: without speculation, nothing was tested")
+    return notes

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import naive
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.drafters.matches import BREAK
+from forerun.drafters.output_store import OutputStore
+
+additions = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(1, 40)), max_size=60)
+
+
+def texts(store: OutputStore, salt: str | None) -> list[int]:
+    return [int(token) for index in store.indexes(salt) for token in index.text if token != BREAK]
+
+
+@given(additions, st.integers(8, 120))
+def test_it_holds_no_more_than_its_capacity(added: list[tuple[str | None, int]], capacity: int) -> None:
+    store = OutputStore(capacity)
+    for number, (salt, length) in enumerate(added):
+        store.add(salt, np.full(length, number, dtype=np.int32))
+        held = sum(len(index) for s in (None, "a", "b", "c") for index in store._halves.get(s, []))
+        assert len(store) == held <= capacity
+        assert number in texts(store, salt), "the newest output is always there"
+
+
+@given(additions)
+def test_a_salt_holds_only_what_was_said_under_it(added: list[tuple[str | None, int]]) -> None:
+    store = OutputStore(200)
+    said: dict[str | None, set[int]] = {}
+    for number, (salt, length) in enumerate(added):
+        store.add(salt, np.full(length, number, dtype=np.int32))
+        said.setdefault(salt, set()).add(number)
+    for salt in (None, "a", "b", "c"):
+        assert set(texts(store, salt)) <= said.get(salt, set())
+
+
+def test_the_salt_asked_for_longest_ago_goes_first() -> None:
+    store = OutputStore(256)
+    for number, salt in enumerate("abc"):
+        store.add(salt, naive.ints([number] * 80))
+    assert store.indexes("a")
+    store.add("d", naive.ints([3] * 80))
+    assert not store.indexes("b")
+    assert texts(store, "a") == [0] * 80
+
+
+def test_an_output_longer_than_half_the_store_keeps_its_end() -> None:
+    store = OutputStore(20)
+    store.add(None, naive.ints(list(range(50))))
+    assert texts(store, None) == list(range(41, 50))
+
+
+def test_an_empty_output_changes_nothing_that_can_be_found() -> None:
+    store = OutputStore(20)
+    store.add(None, naive.ints([]))
+    assert texts(store, None) == []
+    assert len(store) == 0
+
+
+def test_many_salts_that_say_little_do_not_fill_the_memory() -> None:
+    store = OutputStore(6400)
+    for number in range(1000):
+        store.add(f"salt-{number}", naive.ints([number]))
+    assert sum(bool(store.indexes(f"salt-{number}")) for number in range(1000)) == 100
+    assert store.indexes("salt-999")

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.core.batch_sampling import BatchSampling
+from forerun.core.logits_processors import RowContext, TokenHistory
+from forerun.core.logits_warper import probabilities
+from forerun.core.nucleus import keep_nucleus, nucleus_by_sorting
+from forerun.errors import InvalidSampling
+from forerun.types import SamplingParams
+
+
+def p_of(
+    logits: list[float] | torch.Tensor, context: RowContext | None = None, **settings_: object
+) -> torch.Tensor:
+    row = torch.as_tensor(logits, dtype=torch.float32)[None]
+    params = SamplingParams(**settings_)  # type: ignore[arg-type]
+    return probabilities(row, BatchSampling.of([params]), [context] if context else ())[0]
+
+
+def test_greedy_is_a_point_mass_on_the_first_largest() -> None:
+    assert p_of([1.0, 3.0, 3.0], temperature=0.0).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_every_row_has_settings_of_its_own() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(4, 1)
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.5),
+        SamplingParams(top_k=1),
+        SamplingParams(),
+    ]
+    p = probabilities(logits, BatchSampling.of(params))
+    assert p[0].tolist() == [0, 0, 1]
+    torch.testing.assert_close(p[1], torch.softmax(logits[1] / 0.5, dim=-1))
+    assert p[2].tolist() == [0, 0, 1]
+    torch.testing.assert_close(p[3], torch.softmax(logits[3], dim=-1))
+
+
+def test_greedy_beside_others_is_decided_by_the_logits() -> None:
+    """p rounds these two to a tie."""
+    logits = torch.tensor([[1e-9, 2e-9], [0.0, 0.0]])
+    p = probabilities(logits, BatchSampling.of([SamplingParams(temperature=0), SamplingParams()]))
+    assert p[0].tolist() == [0.0, 1.0]
+
+
+def test_placeholders_in_a_prompt_are_passed_over() -> None:
+    context = RowContext(TokenHistory(prompt=[0, 10**6], output=[1, 10**6]))
+    p = p_of([1.0, 1.0, 1.0], context, repetition_penalty=2.0, frequency_penalty=0.5)
+    torch.testing.assert_close(p, torch.softmax(torch.tensor([0.5, 0.0, 1.0]), dim=-1))
+
+
+def test_the_logits_are_left_alone() -> None:
+    logits = torch.randn(3, 50)
+    before = logits.clone()
+    params = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, logit_bias={1: 2.0})
+    probabilities(logits, BatchSampling.of([params] * 3))
+    assert torch.equal(logits, before)
+
+
+def test_equals_of_the_kth_largest_stay() -> None:
+    assert (p_of([2.0, 2.0, 2.0, 1.0], top_k=2) > 0).tolist() == [True, True, True, False]
+
+
+def test_min_p_is_relative_to_the_most_likely() -> None:
+    logits = torch.log(torch.tensor([0.6, 0.29, 0.11]))
+    assert (p_of(logits, min_p=0.3) > 0).tolist() == [True, True, False]
+
+
+def test_allowed_tokens_are_the_only_ones() -> None:
+    assert (p_of([9.0, 1.0, 1.0], allowed_token_ids=(1, 2)) > 0).tolist() == [False, True, True]
+
+
+def test_bias_can_turn_the_greedy_choice() -> None:
+    assert p_of([3.0, 1.0], temperature=0.0, logit_bias={1: 5.0}).tolist() == [0.0, 1.0]
+
+
+def test_a_bad_word_is_forbidden_only_where_it_would_be_completed() -> None:
+    words = ((3,), (1, 2))
+    history = TokenHistory(prompt=[1], output=[0, 1])
+    assert (p_of([0.0] * 4, RowContext(history), bad_words=words) > 0).tolist() == [True, True, False, False]
+    assert (p_of([0.0] * 4, RowContext(history, [0]), bad_words=words) > 0).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert (p_of([0.0] * 4, RowContext(TokenHistory([1]), []), bad_words=words) > 0).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_penalties_count_the_guesses_before_a_position() -> None:
+    history = TokenHistory(prompt=[0], output=[1])
+    without = p_of([0.0] * 4, RowContext(history), frequency_penalty=1.0)
+    guessed = p_of([0.0] * 4, RowContext(history, [2, 1]), frequency_penalty=1.0)
+    torch.testing.assert_close(without, torch.softmax(torch.tensor([0.0, -1.0, 0.0, 0.0]), dim=-1))
+    torch.testing.assert_close(guessed, torch.softmax(torch.tensor([0.0, -2.0, -1.0, 0.0]), dim=-1))
+
+
+def test_repetition_looks_at_the_prompt_and_presence_does_not() -> None:
+    context = RowContext(TokenHistory(prompt=[0], output=[1]))
+    repetition = p_of([1.0, 1.0, 1.0], context, repetition_penalty=2.0)
+    presence = p_of([1.0, 1.0, 1.0], context, presence_penalty=1.0)
+    torch.testing.assert_close(repetition, torch.softmax(torch.tensor([0.5, 0.5, 1.0]), dim=-1))
+    torch.testing.assert_close(presence, torch.softmax(torch.tensor([1.0, 0.0, 1.0]), dim=-1))
+
+
+@pytest.mark.parametrize(
+    "setting", [{"logit_bias": {4: 1.0}}, {"allowed_token_ids": (0, -1)}, {"bad_words": ((1, 9),)}]
+)
+def test_settings_that_name_unknown_tokens_are_refused(setting: dict[str, object]) -> None:
+    with pytest.raises(InvalidSampling, match=f"{next(iter(setting))} names token .*; the vocabulary has 4"):
+        p_of([0.0] * 4, None, **setting)
+
+
+EXTREMES = st.sampled_from([-np.inf, -3e38, -1e4, -1.0, 0.0, 0.0, 1e-30, 1.0, 80.0, 1e4, 3e38])
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.lists(EXTREMES, min_size=2, max_size=12),
+    st.sampled_from([0.0, 1e-3, 0.7, 1.0, 5.0, 100.0]),
+    st.integers(0, 13),
+    st.sampled_from([1e-6, 0.3, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_p_is_a_distribution_whatever_the_logits(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    if max(logits) == -np.inf:
+        logits[0] = 0.0
+    if temperature and abs(max(logits)) / temperature > 3e38:
+        temperature = 1.0  # beyond float32; verification then refuses the row
+    p = p_of(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert torch.isfinite(p).all()
+    assert (p >= 0).all()
+    assert abs(float(p.sum()) - 1) < 1e-5
+    assert (p[torch.tensor(logits) == -np.inf] == 0).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.integers(1, 4000),
+    st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.99, 0.9999]),
+    st.sampled_from([0.0, 0.5, 3.0, 20.0]),
+)
+def test_the_compiled_nucleus_is_the_sorted_one(size: int, top_p: float, scale: float) -> None:
+    logits = torch.randn(3, size, generator=torch.Generator().manual_seed(size)) * scale
+    p = torch.softmax(logits.round(decimals=1), dim=-1)
+    compiled = p.clone()
+    keep_nucleus(compiled, np.full(3, top_p))
+    cut = np.full(3, np.float32(1) - np.float32(top_p), dtype=np.float32)
+    stated = nucleus_by_sorting(p.clone(), torch.from_numpy(cut))
+    assert ((compiled > 0) == (stated > 0)).all()
+    torch.testing.assert_close(compiled, stated, rtol=1e-6, atol=0)
+
+
+def test_the_nucleus_keeps_at_least_one_token() -> None:
+    p = torch.full((1, 100), 0.01)
+    keep_nucleus(p, np.array([1e-9]))
+    assert (p > 0).sum() == 1
+
+
+class TestAgainstTransformers:
+    """transformers' own processors, one at a time and in vLLM's order."""
+
+    LOGITS = torch.randn(8, 200, generator=torch.Generator().manual_seed(0)) * 3
+
+    def held_against(self, processor: object, **settings_: object) -> None:
+        context = torch.randint(0, 200, (8, 12), generator=torch.Generator().manual_seed(1))
+        params = SamplingParams(**settings_)  # type: ignore[arg-type]
+        contexts = [RowContext(TokenHistory(output=row)) for row in context.tolist()]
+        ours = probabilities(self.LOGITS, BatchSampling.of([params] * 8), contexts)
+        theirs = torch.softmax(processor(context, self.LOGITS.clone()), dim=-1)  # type: ignore[operator]
+        assert ((ours > 0) == (theirs > 0)).all()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "setting"),
+        [
+            ("TemperatureLogitsWarper", 0.7, {"temperature": 0.7}),
+            ("TopKLogitsWarper", 17, {"top_k": 17}),
+            ("TopPLogitsWarper", 0.8, {"top_p": 0.8}),
+            ("MinPLogitsWarper", 0.05, {"min_p": 0.05}),
+            ("RepetitionPenaltyLogitsProcessor", 1.3, {"repetition_penalty": 1.3}),
+        ],
+    )
+    def test_each_setting_means_the_same(self, name: str, value: float, setting: dict[str, object]) -> None:
+        transformers = pytest.importorskip("transformers")
+        self.held_against(getattr(transformers, name)(value), **setting)
+
+    def test_a_sequence_is_forbidden_the_same_way(self) -> None:
+        transformers = pytest.importorskip("transformers")
+        self.held_against(
+            transformers.NoBadWordsLogitsProcessor([[5], [7, 9]], eos_token_id=199), bad_words=((5,), (7, 9))
+        )
+
+
+@pytest.mark.parametrize("size", [16, 1_001, 49_157])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01)]
+)
+def test_a_row_is_the_same_to_the_bit_in_any_batch(size: int, params: SamplingParams) -> None:
+    """Seeded speculation says plain decoding's words only if p does not depend on what else is computed."""
+    logits = torch.randn(37, size, generator=torch.Generator().manual_seed(size)) * 3
+    together = probabilities(logits, BatchSampling.of([params] * 37))
+    for row in (0, 1, 17, 36):
+        assert torch.equal(probabilities(logits[row : row + 1], BatchSampling.of([params]))[0], together[row])
+        assert torch.equal(
+            probabilities(logits[row : row + 1].clone(), BatchSampling.of([params]))[0], together[row]
+        )
