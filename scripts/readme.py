@@ -1,4 +1,4 @@
-"""Make the tables of speeds in the documents again from the records, or fail where one is not what they say.
+"""Regenerate the speed tables of the documents from the records, or check that they are current.
 
 make readme
 make readme ARGS=--check
@@ -9,41 +9,64 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from bench_tune import row_of
+from bench_tune import table_row
+from forerun.audit.report_format import format_number
+from forerun.bench.load import from_rows, lines_of
+from forerun.bench.load import markdown as markdown_of_load
 from forerun.bench.record import BenchRecord
 from forerun.bench.report import losses, markdown, vllm_caption
 from forerun.bench.summary import summarise
+from forerun.simulate.table import markdown as markdown_of_scenarios
+from records import read_lines
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- from the record: begin -->", "<!-- from the record: end -->"
 
-BENCH, KEPT = "bench.jsonl", "bench-eight.jsonl"
-"""Of everybody; and of vLLM and forerun, kept at eight at a time."""
+BENCH, SUSTAINED = "bench.jsonl", "bench-eight.jsonl"
+"""The record of all systems, and the record of vLLM and forerun at a sustained concurrency of 8."""
 
-TUNED: Final = (
-    "| prompts | what tune says | predicted | measured | best of the sweep | over the best | seconds"
-    " | of the sweep |\n| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |"
+README_SYSTEMS: Final = ("vllm", "vllm-ngram", "vllm-suffix", "forerun")
+"""The systems of README's table; docs/benchmarks.md has all of them."""
+
+TUNE_TITLES: Final = (
+    "| prompts | recommended | predicted | measured | best of the sweep | recommended over best | seconds"
+    " | seconds of the sweep |\n| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |"
+)
+
+AUDIT_TITLES: Final = (
+    "| server | verdict | samples | evidence | distance at most | time |"
+    "\n| --- | --- | ---: | ---: | ---: | ---: |"
 )
 
 
-def renewed(text: str, table: str) -> str:
-    """A document with the table between its marks."""
+def with_table(text: str, table: str) -> str:
+    """The document with the table between its markers."""
     between = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", flags=re.DOTALL)
     if not between.search(text):
-        raise typer.BadParameter(f"the document has no place for a table: {BEGIN} ... {END}")
+        raise typer.BadParameter(f"the document has no markers for a table: expected {BEGIN} ... {END}")
     return between.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text)
 
 
-def everything(records: Path) -> str:
-    """All tables, and who is faster than forerun: where several began together, and where they were kept at
-    their number.
-    """
-    together, kept = (_tables(BenchRecord.read(records / name)) for name in (BENCH, KEPT))
-    return f"{together}\n\n**Kept at eight at a time** ([record](records/{KEPT})):\n\n{kept}"
+def readme_table(records: Path) -> str:
+    """Greedy decoding at concurrency 1, for the systems of `README_SYSTEMS`."""
+    record = BenchRecord.read(records / BENCH)
+    results = [
+        each
+        for each in summarise(record)
+        if each.concurrency == 1 and not each.temperature and each.system in README_SYSTEMS
+    ]
+    return markdown(results, _caption(record))
+
+
+def benchmark_tables(records: Path) -> str:
+    """All tables of both records, each with the systems that are faster than forerun."""
+    batched, sustained = (_tables(BenchRecord.read(records / name)) for name in (BENCH, SUSTAINED))
+    title = f"**Sustained concurrency of 8** ([record](records/{SUSTAINED})):"
+    return f"{batched}\n\n{title}\n\n{sustained}"
 
 
 def _tables(record: BenchRecord) -> str:
@@ -57,37 +80,81 @@ def _caption(record: BenchRecord) -> str:
     return f"Brackets: 95 % confidence interval. Parentheses: tokens per step. {caption}."
 
 
-def tuned(folder: Path) -> str:
-    """A row for each kind of prompts that tune was held to a sweep on."""
-    files = sorted(folder.glob("tune-*.json"))
-    lines = {file.stem.removeprefix("tune-"): json.loads(file.read_text("utf-8"))["lines"] for file in files}
-    return "\n".join([TUNED, *(row_of(prompts, some) for prompts, some in lines.items())])
+def tune_table(records: Path) -> str:
+    """A row for each sweep that `forerun tune` was compared with."""
+    rows = [
+        table_row(file.stem.removeprefix("tune-"), read_lines(file))
+        for file in sorted(records.glob("tune-*.json"))
+    ]
+    return "\n".join([TUNE_TITLES, *rows])
+
+
+def load_table(records: Path) -> str:
+    """Speed under load, by cell."""
+    return markdown_of_load(lines_of(from_rows(_read(records / "bench-load.json")["runs"])))
+
+
+def audit_table(records: Path) -> str:
+    """A row for each recorded audit."""
+    rows = [_audit_row(name, found) for name, found in _read(records / "audits.json").items()]
+    return "\n".join([AUDIT_TITLES, *rows])
+
+
+def _audit_row(name: str, found: dict[str, Any]) -> str:
+    evidence = "" if found["e_value"] is None else format_number(found["e_value"])
+    bound = "" if found["tv_bound"] is None else f"{found['tv_bound']:.3f}"
+    samples, seconds = f"{found['num_samples']:,}", f"{found['seconds']:.0f} s"
+    return f"| {name} | {found['verdict']} | {samples} | {evidence} | {bound} | {seconds} |"
+
+
+def scenario_table(records: Path) -> str:
+    """A row for each simulated scenario and policy."""
+    return markdown_of_scenarios(_read(records / "simulate.json")["scenarios"])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return record
+
+
+PAGES: Final = {
+    "control.md": ("bench-load.json", load_table),
+    "auditing.md": ("audits.json", audit_table),
+    "scaling.md": ("simulate.json", scenario_table),
+}
+"""Other pages with a table, the record that it comes from, and the function that formats it."""
 
 
 def main(
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if one is stale.")] = False,
-    readme: Annotated[Path, typer.Option(help="Gets the table of greedy answers, one at a time.")] = (
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit with 1 if a table is not current.")
+    ] = False,
+    readme: Annotated[Path, typer.Option(help="Document with the table of greedy decoding.")] = (
         ROOT / "README.md"
     ),
-    page: Annotated[Path, typer.Option(help="Gets everything.")] = ROOT / "docs" / "benchmarks.md",
-    tuning: Annotated[Path, typer.Option(help="Gets what tune says beside sweeps.")] = (
+    page: Annotated[Path, typer.Option(help="Document with all benchmark tables.")] = (
+        ROOT / "docs" / "benchmarks.md"
+    ),
+    tuning: Annotated[Path, typer.Option(help="Document with the table of tune and sweeps.")] = (
         ROOT / "docs" / "tuning.md"
     ),
-    records: Annotated[Path, typer.Option(help="The folder of the records.")] = ROOT / "docs" / "records",
+    docs: Annotated[Path, typer.Option(help="Directory of the other pages.")] = ROOT / "docs",
+    records: Annotated[Path, typer.Option(help="Directory of the records.")] = ROOT / "docs" / "records",
 ) -> None:
-    """Bring the tables up to date."""
-    record = BenchRecord.read(records / BENCH)
-    results = summarise(record)
-    first = [each for each in results if each.width == 1 and not each.temperature]
-    tables = {readme: markdown(first, _caption(record)), page: everything(records), tuning: tuned(records)}
+    """Regenerate the tables."""
+    tables = {
+        readme: readme_table(records),
+        page: benchmark_tables(records),
+        tuning: tune_table(records),
+        **{docs / name: table(records) for name, (file, table) in PAGES.items() if (records / file).exists()},
+    }
     texts = {document: document.read_text(encoding="utf-8") for document in tables}
-    fresh = {document: renewed(texts[document], table) for document, table in tables.items()}
+    fresh = {document: with_table(texts[document], table) for document, table in tables.items()}
     for document, text in fresh.items():
         if not check:
             document.write_text(text, encoding="utf-8")
         elif text != texts[document]:
-            told = f"the table of {document.name} is not what the records say: run `make readme`"
-            typer.echo(told, err=True)
+            typer.echo(f"the table in {document.name} differs from the records: run `make readme`", err=True)
             raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Keep what an audit found in docs/records/audits.json: the report without its points, and how to repeat it.
+"""Adds an audit report, without per-sample data, to docs/records/audits.json with the command to repeat it.
 
 forerun audit sampled ... --json > report.json
 python scripts/record_audit.py NAME report.json --server "forerun serve MODEL ..." --command "forerun ..."
@@ -15,32 +15,34 @@ import typer
 from forerun.bench.provenance import provenance
 
 RECORD = Path(__file__).parent.parent / "docs" / "records" / "audits.json"
-_POINTS = ("trace", "compared", "prompt", "said")
-_KEPT = ("verdict", "reason", "e_value", "tv_bound", "num_samples", "notes", "power", "findings")
+_PER_SAMPLE = ("trace", "frequencies", "prompt", "prefix")
+_RECORDED = ("verdict", "reason", "e_value", "tv_bound", "num_samples", "notes", "power", "findings")
 
 
 def main(
     name: str,
     report: Path,
-    server: Annotated[str, typer.Option(help="How the server under test was started.")],
-    command: Annotated[str, typer.Option(help="The audit itself.")],
-    seconds: Annotated[float, typer.Option(help="How long it took.")],
-    package: Annotated[list[str] | None, typer.Option(help="Also note this package's version.")] = None,
+    server: Annotated[str, typer.Option(help="The command that started the server under test.")],
+    command: Annotated[str, typer.Option(help="The audit command.")],
+    seconds: Annotated[float, typer.Option(help="Duration of the audit in seconds.")],
+    package: Annotated[list[str] | None, typer.Option(help="Also record this package's version.")] = None,
     version: Annotated[
-        list[str] | None, typer.Option(help="NAME=VERSION of what is not installed here.")
+        list[str] | None, typer.Option(help="NAME=VERSION of a package that is not installed here.")
     ] = None,
 ) -> None:
-    """Add one audit to the record, or replace it."""
-    found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    """Add one audit to the record, or replace it by name."""
+    findings: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
     facts = provenance(command, ("forerun", "torch", *(package or ())), 2)
     facts["versions"] |= dict(each.split("=", 1) for each in version or ())
     entry = {
         **facts,
         "server": server,
-        "date": found["made"]["date"],
+        "date": findings["provenance"]["date"],
         "seconds": seconds,
-        **{key: found[key] for key in _KEPT if key in found},
-        "rows": [{key: value for key, value in row.items() if key not in _POINTS} for row in found["rows"]],
+        **{key: findings[key] for key in _RECORDED if key in findings},
+        "rows": [
+            {key: value for key, value in row.items() if key not in _PER_SAMPLE} for row in findings["rows"]
+        ],
     }
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     RECORD.write_text(json.dumps(record | {name: entry}, indent=1, sort_keys=True) + "\n", encoding="utf-8")

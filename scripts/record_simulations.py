@@ -1,4 +1,4 @@
-"""Play the grid and every scenario that comes with forerun; keep the figures and draw them.
+"""Simulates the grid and every bundled scenario; records the results and draws the figures.
 
 make simulate
 """
@@ -13,8 +13,8 @@ import typer
 
 from forerun.bench.provenance import provenance
 from forerun.simulate.figures import draw_grid, draw_scenario
-from forerun.simulate.grid import grid, play
-from forerun.simulate.scenario import FIXED, OURS, PLAIN, Scenario, answer, known
+from forerun.simulate.grid import grid, run_grid
+from forerun.simulate.scenario import BASELINE, FIXED, FORERUN, Scenario, bundled_scenarios, run_scenario
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,21 +22,21 @@ ROOT = Path(__file__).parents[1]
 def main(
     record: Path = ROOT / "docs" / "records" / "simulate.json", figures: Path = ROOT / "docs" / "figures"
 ) -> None:
-    """Everything; it takes about a quarter of an hour."""
+    """Run all simulations, which takes about a quarter of an hour."""
     figures.mkdir(exist_ok=True)
-    kept: dict[str, Any] = {"scenarios": {}}
-    for name in known():
+    results: dict[str, Any] = {"scenarios": {}}
+    for name in bundled_scenarios():
         scenario = Scenario.read(name)
-        answers = []
-        for who in (PLAIN, FIXED, OURS):
-            answers.append(answer(scenario, who))
-            print(name, who, json.dumps(answers[-1].values()), flush=True)
-        draw_scenario(scenario, answers, figures / f"simulate-{name}.png")
-        kept["scenarios"][name] = [each.values() for each in answers]
-    kept["grid"] = list(play(grid()))
-    draw_grid(kept["grid"], figures / "simulate-grid.png")
+        outcomes = []
+        for policy in (BASELINE, FIXED, FORERUN):
+            outcomes.append(run_scenario(scenario, policy))
+            print(name, policy, json.dumps(outcomes[-1].values()), flush=True)
+        draw_scenario(scenario, outcomes, figures / f"simulate-{name}.png")
+        results["scenarios"][name] = [each.values() for each in outcomes]
+    results["grid"] = list(run_grid(grid()))
+    draw_grid(results["grid"], figures / "simulate-grid.png")
     facts = provenance("make simulate", ("forerun", "numpy", "numba"), threads=1)
-    record.write_text(json.dumps(facts | kept, indent=1) + "\n", encoding="utf-8")
+    record.write_text(json.dumps(facts | results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,8 +20,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from forerun.config import SpeculationConfig
+from forerun.engines.vllm.metric_names import GAUGES, HELP, RENAMED, RENAMED_LABELS, deprecation
 from forerun.engines.vllm.request_options import PREFIX, RequestOptions
-from forerun.engines.vllm.stats import GAUGES, HELP, SpecDecodeStats
+from forerun.engines.vllm.stats import SpecDecodeStats
 from reference_cli import command_line
 from reference_format import bounds, code, prose, table
 
@@ -60,16 +61,26 @@ def request_options() -> str:
 def metrics() -> str:
     """Every metric of a server, with the name, the type and the labels that Prometheus sees."""
     labels = {name: [key for key, _ in pairs] for name, pairs in SpecDecodeStats(["any"], 1).series}
-    rows = [
-        (
-            code(name if name in GAUGES else f"{name}_total"),
-            "gauge" if name in GAUGES else "counter",
-            ", ".join(code(label) for label in (*labels[name], "engine")),
-            prose(text),
+    current = [_metric_row(name, labels[name], name in GAUGES, text) for name, text in HELP.items()]
+    deprecated = [
+        _metric_row(
+            old,
+            [RENAMED_LABELS.get(label, label) for label in labels[name]],
+            name in GAUGES,
+            deprecation(name),
         )
-        for name, text in HELP.items()
+        for name, old in RENAMED.items()
     ]
-    return table(("metric", "type", "labels", "description"), rows)
+    return table(("metric", "type", "labels", "description"), current + deprecated)
+
+
+def _metric_row(name: str, labels: Sequence[str], is_gauge: bool, text: str) -> tuple[str, str, str, str]:
+    return (
+        code(name if is_gauge else f"{name}_total"),
+        "gauge" if is_gauge else "counter",
+        ", ".join(code(label) for label in (*labels, "engine")),
+        prose(text),
+    )
 
 
 BLOCKS: Final[dict[str, dict[str, Callable[[], str]]]] = {

@@ -1,4 +1,4 @@
-"""What many tests share: a core for each worker, where the model is, and a tiny one made on the spot."""
+"""Shared fixtures: one core per worker, the real model's directory, and a tiny random model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import settings
 ROOT = Path(__file__).parent.parent
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
-settings.register_profile("forerun", deadline=None)  # the first call compiles, and machines are noisy
+settings.register_profile("forerun", deadline=None)  # the first call compiles, and machine speed varies
 settings.load_profile("forerun")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,8 +25,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_core(worker_id: str) -> None:
-    """This worker's, which every engine and server that it starts inherits: engines that fight over cores
-    take far longer than those that share them out. A worker without others has all of them.
+    """Pin each worker to one core, which its engines and servers inherit: engines that compete for cores are
+    far slower than engines with a core each. A run without workers uses all cores.
     """
     if worker_id != "master" and CORES:
         number = int(worker_id.removeprefix("gw"))
@@ -35,7 +35,7 @@ def own_core(worker_id: str) -> None:
 
 @pytest.fixture
 def all_cores() -> Iterator[None]:
-    """For a test of an engine whose ranks need a core each."""
+    """Lift the pinning, for engines whose ranks need a core each."""
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, CORES)
     yield
@@ -44,7 +44,7 @@ def all_cores() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> Any:
-    """A random Llama with a vocabulary of 16, in float32: quick, and as unpredictable as one can be."""
+    """A random float32 Llama with a vocabulary of 16: fast, with output that is hard to predict."""
     transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
     config = transformers.LlamaConfig(
         vocab_size=16,
@@ -62,7 +62,7 @@ def tiny_llama() -> Any:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The directory of the real model, made by `make models` if it is not there yet."""
+    """The directory of the real model, converted on first use."""
     script = ROOT / "scripts" / "models.py"
-    made = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    return Path(made.stdout.splitlines()[-1])
+    converted = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    return Path(converted.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Serve a model and ask it something, with the `openai` client.
+"""Stream a completion from a server with the `openai` client, and print its acceptance.
 
 forerun serve MODEL --served-model-name m --port 8000     # in one terminal
 python examples/serving/query.py http://localhost:8000/v1  # in another
@@ -19,11 +19,11 @@ stream = client.chat.completions.create(
     stream=True,
     stream_options={"include_usage": True},
 )
-spoken: dict[str, dict[str, int]] = {}
+metrics: dict[str, dict[str, int]] = {}
 for chunk in stream:
     for choice in chunk.choices:
         print(choice.delta.content or "", end="", flush=True)
-    spoken = (chunk.model_extra or {}).get("metrics") or spoken
+    metrics = (chunk.model_extra or {}).get("metrics") or metrics
 
-guesses = spoken["speculative_decoding"]
-print(f"\n\n{guesses['num_accepted_draft_tokens']} of {guesses['num_draft_tokens']} guesses stood")
+counts = metrics["speculative_decoding"]
+print(f"\n\n{counts['num_accepted_draft_tokens']} of {counts['num_draft_tokens']} draft tokens accepted")

@@ -1,7 +1,7 @@
 """forerun: lossless speculative decoding.
 
-This module is the public surface. Importing it loads no torch, no engine and no plotting library: heavy
-rooms are imported where they are used.
+This module is the public API. Importing it loads neither torch nor an engine nor a plotting library; packages
+that need them are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What runs a model is loaded when it is first asked for."""
+    """Load the names that run a model on first access."""
     if name in {"LLM", "generate"}:
         from forerun.engines.local import llm  # noqa: PLC0415
 

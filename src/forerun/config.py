@@ -6,8 +6,9 @@ An unknown key raises an error that names the nearest known one; no setting is i
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,6 +17,27 @@ from forerun.errors import ConfigurationError, UnknownKey, did_you_mean
 AUTO: Final = ("suffix", "ngram", "grammar")
 """The default drafters; the first drafts unless a request names another. They need no second model, and the
 suffix drafter had more tokens per step than the n-gram tables in every replay."""
+
+
+VerifierName: TypeAlias = Literal["auto", "match", "rejection", "block"]
+"""Verifier of drafts with tokens sampled from a q; drafts of chosen tokens are always matched."""
+
+DEPRECATED_VERIFIERS: Final = {"follow": "match", "reject": "rejection"}
+"""Old verifier names, still accepted with a `DeprecationWarning`."""
+
+
+def current_verifier(name: str) -> VerifierName:
+    """Replace a deprecated verifier name; other names are returned unchanged.
+
+    The warning points at the caller of the function that calls this one.
+    """
+    if name in DEPRECATED_VERIFIERS:
+        new = DEPRECATED_VERIFIERS[name]
+        warnings.warn(
+            f"verifier {name!r} is deprecated; use {new!r} instead", DeprecationWarning, stacklevel=3
+        )
+        name = new
+    return cast("VerifierName", name)
 
 
 class SpeculationConfig(BaseModel):
@@ -40,9 +62,9 @@ class SpeculationConfig(BaseModel):
         default=False, description="draft from other requests' outputs, within one cache_salt"
     )
     corpora: tuple[Path, ...] = Field(default=(), description="files of `forerun corpus build` to draft from")
-    verifier: Literal["auto", "follow", "reject", "block"] = Field(
+    verifier: VerifierName = Field(
         default="auto",
-        description="rule for draft tokens sampled from q (auto: block for chains, reject for trees)",
+        description="verifier of draft tokens sampled from q (auto: block for chains, rejection for trees)",
     )
     lenience: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
@@ -50,11 +72,13 @@ class SpeculationConfig(BaseModel):
     )
 
     def __init__(self, **values: Any) -> None:
-        """Raises `ConfigurationError` for every invalid value, with the value and what is allowed."""
+        """Raises `ConfigurationError` for an invalid value; the message names the allowed ones."""
         unknown = sorted(set(values) - set(type(self).model_fields))
         if unknown:
             hint = did_you_mean(unknown[0], type(self).model_fields)
             raise UnknownKey(f"unknown configuration key {unknown[0]!r}; {hint}")
+        if isinstance(given := values.get("verifier"), str):
+            values["verifier"] = current_verifier(given)
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -63,20 +87,20 @@ class SpeculationConfig(BaseModel):
             raise ConfigurationError(f"{where}: {first['msg']}; got {first['input']!r}") from error
 
     @model_validator(mode="after")
-    def _lenience_has_a_rule(self) -> SpeculationConfig:
-        if self.lenience < 1 and self.verifier in {"follow", "block"}:
-            raise ValueError(f"lenience goes with the verifiers auto and reject, not with {self.verifier}")
+    def _check_lenience(self) -> SpeculationConfig:
+        if self.lenience < 1 and self.verifier in {"match", "block"}:
+            raise ValueError(f"lenience below 1 needs verifier auto or rejection; got {self.verifier}")
         return self
 
     @model_validator(mode="after")
-    def _model_has_a_path(self) -> SpeculationConfig:
+    def _check_draft_model(self) -> SpeculationConfig:
         if "model" in self.drafters and self.draft_model is None:
-            raise ValueError("the drafter `model` needs a draft_model: the path of a smaller model")
+            raise ValueError("the drafter `model` needs draft_model: set it to the path of a smaller model")
         return self
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all drafters in order; they are checked where drafters are made."""
+        """All drafter names in order, with `auto` expanded; not yet validated."""
         named = [name for given in self.drafters for name in (AUTO if given == "auto" else (given,))]
         return tuple(dict.fromkeys([*named, "model"] if self.draft_model else named))
 
@@ -87,7 +111,7 @@ class SpeculationConfig(BaseModel):
 
 
 def _read_json(given: str | Path) -> dict[str, Any]:
-    """The value of JSON text, or of the file at a path."""
+    """Parse JSON text, or the file at a path."""
     is_text = isinstance(given, str) and given.lstrip().startswith("{")
     try:
         values = json.loads(str(given) if is_text else Path(given).read_text(encoding="utf-8"))

@@ -1,25 +1,25 @@
-"""The whole exception tree. Each message names what was got, what was expected and the remedy.
+"""The exception tree. Each message names what was got, what was expected and the remedy.
 
 ```text
 ForerunError
-├── ConfigurationError        a configuration that cannot be meant (also a ValueError)
-│   └── UnknownKey            a key nobody reads; names the nearest known one
+├── ConfigurationError        an invalid configuration (also a ValueError)
+│   └── UnknownKey            an unknown configuration key
 ├── InvalidSampling           sampling settings out of range (also a ValueError)
-├── InvalidRequest            what a request asks of speculation cannot be meant (also a ValueError)
-├── InvalidDraft              a guess that breaks the contract of `Draft` (also a ValueError)
-├── InvalidDistribution       numbers that are no distribution: NaN, nothing left to say (also a ValueError)
-├── InvalidCorpus             a corpus file that is cut off, damaged or of another version (also a ValueError)
-├── UnreadableTranscripts     a file that holds no transcripts (also a ValueError)
-├── UnreadablePrompts         a file that holds no prompts (also a ValueError)
-├── UnreadableRecord          a file that holds no record of a benchmark (also a ValueError)
-├── UnreadableTrace           a file that holds no trace of rounds (also a ValueError)
-├── UnreadableModel           a directory that holds no model, or not all of one (also a ValueError)
-├── UnsupportedModel          a model that cannot be run here without changing its words (also a ValueError)
-├── UnreadableAnswer          a server's answer does not say which tokens it is made of (also a ValueError)
-├── ServerFailed              a server does not answer, or not with sense (also a RuntimeError)
-├── RequestRefused            a server does not take a request (also a ValueError)
-├── UnsupportedEngine         a vLLM that is not the one we know (also a RuntimeError)
-├── VocabularyMismatch        two models or files that do not share their tokens (also a ValueError)
+├── InvalidRequest            invalid per-request speculation options (also a ValueError)
+├── InvalidDraft              a draft that breaks the contract of `Draft` (also a ValueError)
+├── InvalidDistribution       NaN, or no probability mass (also a ValueError)
+├── InvalidCorpus             a corpus file that is damaged or of another version (also a ValueError)
+├── UnreadableTranscripts     a file without valid transcripts (also a ValueError)
+├── UnreadablePrompts         a file without valid prompts (also a ValueError)
+├── UnreadableRecord          a file without a valid benchmark record (also a ValueError)
+├── UnreadableTrace           a file without a valid step trace (also a ValueError)
+├── UnreadableModel           a directory without a complete model (also a ValueError)
+├── UnsupportedModel          a model that cannot run with identical output (also a ValueError)
+├── UnreadableAnswer          a server response without usable tokens (also a ValueError)
+├── ServerFailed              a server that does not respond, or fails (also a RuntimeError)
+├── RequestRefused            a request that the server rejects (also a ValueError)
+├── UnsupportedEngine         an unsupported vLLM version or configuration (also a RuntimeError)
+├── VocabularyMismatch        two models or files with different vocabularies (also a ValueError)
 ├── OutputNotWritable         an output path that cannot be written (also an OSError)
 └── MissingExtra              an optional dependency is not installed (also an ImportError)
 ```
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that nobody knows: the nearest that is known, or all of them."""
+    """End of a message about an unknown name: the nearest known name, or all of them."""
     names = list(known)
     near = get_close_matches(given, names, n=1, cutoff=0.7)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
 
 
 class ForerunError(Exception):
-    """Everything forerun raises on purpose."""
+    """Base class of all errors that forerun raises deliberately."""
 
 
 class ConfigurationError(ForerunError, ValueError):
-    """A configuration that cannot be meant."""
+    """An invalid configuration."""
 
 
 class UnknownKey(ConfigurationError):
-    """A configuration key nobody reads."""
+    """An unknown configuration key; the message names the nearest known one."""
 
 
 class InvalidSampling(ForerunError, ValueError):
@@ -60,63 +60,63 @@ class InvalidSampling(ForerunError, ValueError):
 
 
 class InvalidRequest(ForerunError, ValueError):
-    """What a request asks of speculation cannot be meant."""
+    """Invalid per-request speculation options."""
 
 
 class InvalidDraft(ForerunError, ValueError):
-    """A guess that breaks the contract of `Draft`."""
+    """A draft that breaks the contract of `Draft`."""
 
 
 class InvalidDistribution(ForerunError, ValueError):
-    """Numbers that are no distribution."""
+    """Probabilities or logits that are not a distribution: NaN, or no mass."""
 
 
 class InvalidCorpus(ForerunError, ValueError):
-    """A corpus file that is cut off, damaged or of another version."""
+    """A corpus file that is truncated, damaged or of another version."""
 
 
 class UnreadableTranscripts(ForerunError, ValueError):
-    """A file that does not hold transcripts."""
+    """A file without valid transcripts."""
 
 
 class UnreadablePrompts(ForerunError, ValueError):
-    """A file that does not hold prompts."""
+    """A file without valid prompts."""
 
 
 class UnreadableRecord(ForerunError, ValueError):
-    """A file that does not hold a record of a benchmark."""
+    """A file without a valid benchmark record."""
 
 
 class UnreadableTrace(ForerunError, ValueError):
-    """A file that does not hold a trace of rounds."""
+    """A file without a valid step trace."""
 
 
 class UnreadableModel(ForerunError, ValueError):
-    """A directory that does not hold a model, or not all of one."""
+    """A directory without a complete model."""
 
 
 class UnsupportedModel(ForerunError, ValueError):
-    """A model that cannot be run here without changing its words."""
+    """A model that this engine cannot run with identical output."""
 
 
 class UnreadableAnswer(ForerunError, ValueError):
-    """A server's answer does not say which tokens it is made of."""
+    """A server response without the token ids or logprobs that are needed."""
 
 
 class ServerFailed(ForerunError, RuntimeError):
-    """A server does not answer, or not with sense."""
+    """A server that does not respond, or responds with an error or invalid data."""
 
 
 class RequestRefused(ForerunError, ValueError):
-    """A server does not take a request."""
+    """A request that the server rejects."""
 
 
 class UnsupportedEngine(ForerunError, RuntimeError):
-    """A vLLM that is not the one we know."""
+    """A vLLM version or configuration that is not supported."""
 
 
 class VocabularyMismatch(ForerunError, ValueError):
-    """Two models or files that do not share their tokens."""
+    """Two models or files with different vocabularies."""
 
 
 class OutputNotWritable(ForerunError, OSError):
@@ -124,7 +124,7 @@ class OutputNotWritable(ForerunError, OSError):
 
 
 class MissingExtra(ForerunError, ImportError):
-    """An optional dependency is not installed; `instead` is a way to do without it."""
+    """An optional dependency is not installed; `instead` names an alternative."""
 
     def __init__(self, package: str, extra: str, instead: str = "") -> None:
         remedy = install_command(extra) + (f", or {instead}" if instead else "")

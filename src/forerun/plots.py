@@ -1,4 +1,4 @@
-"""matplotlib (the extra `plots`), drawing to files."""
+"""matplotlib (the extra `plots`) with a file-only backend."""
 
 from __future__ import annotations
 

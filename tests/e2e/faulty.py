@@ -1,4 +1,4 @@
-"""Drafters at fault, for a server that must not mind."""
+"""Faulty drafters, for a server that must tolerate them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from forerun.types import Draft, Proposal, RequestView, Verdict
 
 
 class Faulty:
-    """Guesses, in some wrong way."""
+    """Proposes invalid drafts after the warm-up."""
 
-    warm = 4  # calls that are made while the server starts
+    num_warm_up = 4  # calls while the server starts
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
-        if self.warm:
-            self.warm -= 1
+        if self.num_warm_up:
+            self.num_warm_up -= 1
             return [Draft.chain([]) for _ in views]
         drafts: list[Draft] = self.wrong(views, budgets)
         return drafts
@@ -35,7 +35,7 @@ class Faulty:
 
 class Raising(Faulty):
     def wrong(self, views: Sequence[RequestView], budgets: Sequence[int]) -> Any:
-        raise RuntimeError("a drafter at fault")
+        raise RuntimeError("faulty drafter")
 
 
 class OutOfRange(Faulty):
@@ -60,7 +60,7 @@ class NanQ(Faulty):
 
 
 class Slow(Faulty):
-    """Takes ten seconds, once."""
+    """Takes ten seconds per call."""
 
     def wrong(self, views: Sequence[RequestView], budgets: Sequence[int]) -> Any:
         time.sleep(10)

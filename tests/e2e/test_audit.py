@@ -1,4 +1,4 @@
-"""`forerun audit` judges real engines: stock vLLM's speculation is found out."""
+"""`forerun audit` finds that vLLM's own n-gram speculation changes the distribution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from engines import audit
+from engines import run_audit
 
 from forerun.servers.processes import started, vllm_command
 
@@ -18,13 +18,13 @@ FLAGS = ["--served-model-name", "m", "--dtype", "float32", "--enforce-eager", "-
 FLAGS += ["--max-model-len", "1024"]
 
 
-def test_stock_vllm_is_found_out_at_temperature_1(smollm2: Path, tmp_path: Path) -> None:
+def test_stock_vllm_samples_from_another_distribution_at_temperature_1(smollm2: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     command = vllm_command(smollm2, *FLAGS, "--speculative-config", json.dumps(NGRAM))
     with started(command, tmp_path / "stock.log", environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
         began = time.monotonic()
-        words = ("--candidate", server.url, "--reference", smollm2, "--settings", "temperature 1")
-        code, report = audit("sampled", *words)
+        arguments = ("--candidate", server.url, "--reference", smollm2, "--settings", "temperature 1")
+        code, report = run_audit("sampled", *arguments)
         assert code == 1
         assert report["verdict"] == "difference"
         assert report["e_value"] > 1e6

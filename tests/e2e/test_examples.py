@@ -1,4 +1,4 @@
-"""Examples that start an engine of their own, and what the documents show of the real model."""
+"""Examples that start an engine, and the output that the documents show for the real model."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines import ALONE
+from engines import SINGLE_PROCESS
 
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.e2e
 
 
-def test_the_example_from_python(smollm2: Path) -> None:
+def test_the_python_example_generates_identical_output(smollm2: Path) -> None:
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     script = ROOT / "examples" / "serving" / "from_python.py"
     printed = subprocess.run(
-        [sys.executable, script, smollm2], capture_output=True, text=True, check=False, env=os.environ | ALONE
+        [sys.executable, script, smollm2],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | SINGLE_PROCESS,
     )
-    assert "the same words without guesses: True" in printed.stdout, printed.stderr[-2000:]
+    assert "identical output without draft tokens: True" in printed.stdout, printed.stderr[-2000:]
 
 
-def test_what_documents_show_of_a_model_is_what_it_says(smollm2: Path) -> None:
+def test_the_output_shown_in_documents_is_the_output_of_the_code(smollm2: Path) -> None:
     documents = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     blocks = (re.findall(r"```python\n(.*?)```", each.read_text(), flags=re.DOTALL) for each in documents)
     shown = 0

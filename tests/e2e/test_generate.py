@@ -1,4 +1,4 @@
-"""`forerun generate` and `forerun.LLM` as a user meets them, with the real model."""
+"""`forerun generate` and `forerun.LLM` with the real model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FRANCE = "The capital of France is"
 
 
 def forerun(
-    *words: str | Path, given: str | None = None, **environment: str
+    *arguments: str | Path, given: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     import os
 
     return subprocess.run(
-        [sys.executable, "-m", "forerun", *map(str, words)],
+        [sys.executable, "-m", "forerun", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
@@ -44,24 +44,24 @@ def llm(smollm2: Path) -> LLM:
     return LLM(smollm2, "suffix,ngram", dtype="float32", max_batch=4, max_length=512)
 
 
-def test_one_prompt_streams_and_the_closing_line_counts(smollm2: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "rounds.jsonl"
+def test_one_prompt_streams_and_the_summary_counts_tokens(smollm2: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
     done = forerun("generate", smollm2, "-p", COUNT, "--max-tokens", "12", "--trace", trace)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith("two, three, one, two, three")
     assert "12 tokens in" in done.stderr
     assert "draft tokens accepted" in done.stderr
-    page = tmp_path / "rounds.html"
-    drawn = forerun("trace", trace, "-o", page)
-    assert drawn.returncode == 0, drawn.stderr
-    assert "steps of 1 requests" in drawn.stdout
-    assert '<span class="kept"> two</span>' in page.read_text(encoding="utf-8")
+    page = tmp_path / "trace.html"
+    written = forerun("trace", trace, "-o", page)
+    assert written.returncode == 0, written.stderr
+    assert "steps of 1 requests" in written.stdout
+    assert '<span class="accepted"> two</span>' in page.read_text(encoding="utf-8")
 
 
-def test_show_colours_what_was_guessed(smollm2: Path) -> None:
-    asked = ["generate", str(smollm2), "--max-tokens", "40", "--show"]
+def test_show_colours_draft_tokens(smollm2: Path) -> None:
+    arguments = ["generate", str(smollm2), "--max-tokens", "40", "--show"]
     text = "The cat sat on the mat. The dog sat on the rug. The cat sat on the"
-    done = forerun(*asked, given=text, FORCE_COLOR="1")
+    done = forerun(*arguments, given=text, FORCE_COLOR="1")
     assert done.returncode == 0, done.stderr
     for colour in ("\x1b[32m", "\x1b[1;34m", "\x1b[2;9;31m"):
         assert colour in done.stdout, colour
@@ -89,7 +89,7 @@ def test_many_prompts_and_json(smollm2: Path, tmp_path: Path) -> None:
         "--seed",
         "3",
     )
-    assert done.returncode == 1, "one of them cannot be answered"
+    assert done.returncode == 1, "one prompt is invalid"
     results: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["finish_reason"] for each in results] == ["length", "error", "length", "length"]
     assert "token 100000000" in results[1]["error"]
@@ -98,26 +98,26 @@ def test_many_prompts_and_json(smollm2: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["nowhere", "-p", "x"], "cannot load a"),
-        (["MODEL", "-p", "x", "--drafter", "nobody"], "no drafter is called 'nobody'"),
+        (["MODEL", "-p", "x", "--drafter", "unknown"], "'unknown'"),
         (["MODEL", "-p", "x", "--temperature", "-1"], "temperature is -1"),
-        (["MODEL", "-p", "x", "--dtype", "float7"], "no precision is called 'float7'"),
-        (["MODEL", "-p", "x", "--device", "abacus"], "there is no device 'abacus' here"),
-        (["MODEL", "-p", ""], "the prompt is empty"),
+        (["MODEL", "-p", "x", "--dtype", "float7"], "'float7'"),
+        (["MODEL", "-p", "x", "--device", "abacus"], "'abacus'"),
+        (["MODEL", "-p", ""], "prompt is empty"),
     ],
 )
-def test_mistakes_are_told_in_a_line(smollm2: Path, words: list[str], message: str) -> None:
+def test_errors_are_one_line(smollm2: Path, arguments: list[str], message: str) -> None:
     done = CliRunner().invoke(
-        app, ["generate", *(str(smollm2) if word == "MODEL" else word for word in words)]
+        app, ["generate", *(str(smollm2) if each == "MODEL" else each for each in arguments)]
     )
     assert done.exit_code == 1
     assert message in " ".join(done.stderr.split())
     assert isinstance(done.exception, SystemExit)
 
 
-def test_a_list_gives_a_list_and_a_text_gives_one(llm: LLM) -> None:
+def test_a_list_returns_a_list_and_a_text_one_result(llm: LLM) -> None:
     results = llm.generate([COUNT, [{"role": "user", "content": "Say hello."}], [504, 3575]], max_tokens=5)
     assert [type(result) for result in results] == [Result] * 3
     assert all(len(result.token_ids) <= 5 for result in results)
@@ -126,7 +126,7 @@ def test_a_list_gives_a_list_and_a_text_gives_one(llm: LLM) -> None:
     assert one.stats.by_drafter.keys() <= {"suffix", "ngram"}
 
 
-def test_stop_texts_straddle_tokens(llm: LLM) -> None:
+def test_a_stop_text_can_span_tokens(llm: LLM) -> None:
     result = llm.generate(COUNT, max_tokens=40, stop=["e, tw"])
     assert result.finish_reason == "stop"
     assert result.text.endswith("on")
@@ -135,34 +135,34 @@ def test_stop_texts_straddle_tokens(llm: LLM) -> None:
     assert "".join(pieces) == result.text
 
 
-def test_wrong_settings_are_told(llm: LLM) -> None:
+def test_invalid_settings_raise(llm: LLM) -> None:
     with pytest.raises(InvalidSampling, match="temperature is -1"):
         llm.generate(COUNT, temperature=-1)
-    with pytest.raises(InvalidRequest, match="no setting is called 'maxtokens'"):
+    with pytest.raises(InvalidRequest, match="'maxtokens'"):
         llm.generate(COUNT, maxtokens=3)
-    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+    with pytest.raises(InvalidRequest, match="prompt is empty"):
         llm.generate("")
     (result,) = llm.generate([COUNT], max_tokens=2)
     assert result.error is None
 
 
-def test_a_stream_that_is_left_leaves_nothing_behind(llm: LLM) -> None:
-    few: dict[str, Any] = {"max_tokens": 50, "max_draft": 4}  # otherwise one step may say it all
+def test_a_closed_stream_frees_its_slots(llm: LLM) -> None:
+    few: dict[str, Any] = {"max_tokens": 50, "max_draft": 4}  # otherwise one step may finish the output
     for update in llm.stream([COUNT, FRANCE], **few):
         assert update.result is None
         break
     (result,) = llm.generate([FRANCE], max_tokens=3)
     assert len(result.token_ids) == 3
-    reading = llm.stream([COUNT], **few)
-    next(reading)
-    with pytest.raises(InvalidRequest, match="answering other prompts"):
+    stream = llm.stream([COUNT], **few)
+    next(stream)
+    with pytest.raises(InvalidRequest, match="unfinished"):
         llm.generate(FRANCE, max_tokens=3)
-    reading.close()
+    stream.close()
     assert llm.engine.target.cache.num_free == 4
 
 
 class Silent:
-    """A drafter that says as little about its guesses as one can."""
+    """A drafter without sources and estimates."""
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         import numpy as np
@@ -180,15 +180,15 @@ class Silent:
         pass
 
 
-def test_a_drafter_of_ones_own_guesses_beside_others(smollm2: Path, llm: LLM) -> None:
+def test_a_custom_drafter_drafts_beside_others(smollm2: Path, llm: LLM) -> None:
     own = LLM(smollm2, [Silent(), "suffix"], dtype="float32", max_batch=1, max_length=512)
     result = own.generate(COUNT, max_tokens=16)
     assert result.token_ids == llm.generate(COUNT, max_tokens=16, max_draft=0).token_ids
     assert set(result.stats.by_drafter) <= {"Silent", "suffix"}
-    assert own.engine.guesser.errors.total() == 0
+    assert own.engine.speculator.errors.total() == 0
 
 
-def test_a_draft_of_another_family_is_refused(smollm2: Path, tmp_path: Path) -> None:
+def test_a_draft_model_with_another_vocabulary_raises(smollm2: Path, tmp_path: Path) -> None:
     import shutil
 
     from engines import make_llamas
@@ -202,7 +202,7 @@ def test_a_draft_of_another_family_is_refused(smollm2: Path, tmp_path: Path) -> 
     first, second = "Ġthe", "Ġand"
     vocab[first], vocab[second] = vocab[second], vocab[first]
     table.write_text(json.dumps(content))
-    with pytest.raises(VocabularyMismatch, match="choose a draft of the same family"):
+    with pytest.raises(VocabularyMismatch, match="same family"):
         LLM(smollm2, f"model:{draft}", max_batch=1, max_length=64)
-    with pytest.raises(ConfigurationError, match="one draft model at a time"):
+    with pytest.raises(ConfigurationError, match="one draft model"):
         LLM(smollm2, "model:a,model:b", max_batch=1, max_length=64)

@@ -1,6 +1,6 @@
-"""The local engine says what plain `model.generate` says, whoever guesses and whoever else is in the batch.
+"""The local engine has the output of `model.generate`, for every drafter and batch size.
 
-The real model in float32. FORERUN_E2E_WORDS=full asks everything of everybody (about an hour).
+The real model in float32. FORERUN_E2E_IDENTITY=full runs all combinations (about an hour).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
 
-FULL = os.environ.get("FORERUN_E2E_WORDS") == "full"
+FULL = os.environ.get("FORERUN_E2E_IDENTITY") == "full"
 NUM_PROMPTS, NUM_TOKENS = (40, 128) if FULL else (13, 16)
 
 DRAFTERS = ("ngram", "suffix", "model", "suffix,ngram,model")
 BATCHES = (1, 4, 16)
-EVERYTHING = list(product(DRAFTERS, (False, True), BATCHES))
-A_FEW = [
+ALL_CASES = list(product(DRAFTERS, (False, True), BATCHES))
+SOME_CASES = [
     (drafter, tree, BATCHES[(i + tree) % 3]) for i, drafter in enumerate(DRAFTERS) for tree in (False, True)
 ]
 
@@ -50,7 +50,7 @@ def _name(row: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> list[list[int]]:
-    """Questions of all categories of Spec-Bench in turn, as a user would ask them."""
+    """Questions of all categories of Spec-Bench in turn, in the chat template."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
@@ -69,9 +69,9 @@ def prompts(smollm2: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(model: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers says by itself."""
-    answers = []
+def baseline(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """Non-speculative output of transformers."""
+    outputs = []
     for prompt in prompts:
         out = model.generate(
             torch.tensor([prompt]),
@@ -81,26 +81,26 @@ def plain(model: Any, prompts: list[list[int]]) -> list[list[int]]:
             top_p=None,
             temperature=None,
         )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+        outputs.append(out[0, len(prompt) :].tolist())
+    return outputs
 
 
 def llm(smollm2: Path, drafter: str, *, tree: bool, batch: int) -> LLM:
-    """An LLM that guesses whatever it can, whether it pays on this machine today or not."""
-    named = drafter.replace("model", f"model:{SHARED / 'draft-smollm2'}")
+    """An LLM that verifies every draft token, whether drafting pays or not."""
+    spec = drafter.replace("model", f"model:{SHARED / 'draft-smollm2'}")
     config = SpeculationConfig(adaptive=False, max_draft=16 if FULL else 8)
-    how: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_length": 4096}  # as plain generate here
-    return LLM(smollm2, named, tree=tree, max_batch=batch, config=config, **how)
+    loading: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_length": 4096}  # as the baseline
+    return LLM(smollm2, spec, tree=tree, max_batch=batch, config=config, **loading)
 
 
 @needs_data
-@pytest.mark.parametrize(("drafter", "tree", "batch"), EVERYTHING if FULL else A_FEW)
-def test_greedy_words_are_those_of_plain_generate(
-    smollm2: Path, plain: list[list[int]], prompts: list[list[int]], drafter: str, tree: bool, batch: int
+@pytest.mark.parametrize(("drafter", "tree", "batch"), ALL_CASES if FULL else SOME_CASES)
+def test_greedy_output_is_identical_to_transformers(
+    smollm2: Path, baseline: list[list[int]], prompts: list[list[int]], drafter: str, tree: bool, batch: int
 ) -> None:
     results = llm(smollm2, drafter, tree=tree, batch=batch).generate(prompts, max_tokens=NUM_TOKENS)
-    assert sum(result.stats.num_accepted for result in results) > NUM_PROMPTS, "nothing was guessed right"
-    assert [list(result.token_ids) for result in results] == plain
+    assert sum(result.stats.num_accepted for result in results) > NUM_PROMPTS
+    assert [list(result.token_ids) for result in results] == baseline
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ SEEDED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 
 
 @needs_data
-@pytest.mark.parametrize(("drafter", "tree", "batch"), EVERYTHING if FULL else A_FEW[1::2])
-def test_seeded_words_do_not_depend_on_who_guesses(
+@pytest.mark.parametrize(("drafter", "tree", "batch"), ALL_CASES if FULL else SOME_CASES[1::2])
+def test_seeded_output_is_identical_to_non_speculative_decoding(
     smollm2: Path,
     seeded: list[tuple[int, ...]],
     prompts: list[list[int]],

@@ -1,4 +1,4 @@
-"""The model directory that `make models` makes is one that transformers and vLLM load."""
+"""transformers and vLLM load the model directory that `make models` makes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]
 QUESTION = "What is the capital of France?"
 
 
-def test_transformers_loads_it_and_it_makes_sense(smollm2: Path) -> None:
+def test_transformers_loads_the_model_and_it_answers_a_question(smollm2: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
     model = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
@@ -27,12 +27,12 @@ def test_transformers_loads_it_and_it_makes_sense(smollm2: Path) -> None:
         return_tensors="pt",
         return_dict=True,
     )
-    said = model.generate(**chat, max_new_tokens=12, do_sample=False)
-    assert "Paris" in tokenizer.decode(said[0, chat["input_ids"].shape[1] :])
+    output = model.generate(**chat, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(output[0, chat["input_ids"].shape[1] :])
 
 
-def test_vllm_loads_it_and_it_makes_sense(smollm2: Path) -> None:
-    """In a process of its own, and in float32, since the first word is a near-tie in bfloat16."""
+def test_vllm_loads_the_model_and_it_answers_a_question(smollm2: Path) -> None:
+    """In a separate process, and in float32, because the first token is a near-tie in bfloat16."""
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     program = (
         "import json, sys\n"

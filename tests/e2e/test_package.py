@@ -1,4 +1,4 @@
-"""The wheel, alone in a fresh environment: what a user who installs forerun gets."""
+"""The built wheel and sdist, and the wheel installed in a fresh environment without extras."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.audit.exact.kernel_checks import CLAIMS
+from forerun.audit.exact.kernel_checks import KERNEL_CLAIMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,21 +26,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
+def test_the_wheel_contains_only_the_package(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "forerun/py.typed" in names
     assert all(name.startswith(("forerun/", "forerun-")) for name in names)
 
 
-def test_the_sdist_can_be_tested(built: Path) -> None:
+def test_the_sdist_contains_the_files_to_run_its_tests(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/conftest.py"} <= names
 
 
-def test_the_wheel_alone_proves_itself(built: Path, tmp_path: Path) -> None:
+def test_the_base_install_passes_the_exact_audit_without_torch(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     venv.create(tmp_path / "fresh", with_pip=True)
     python = tmp_path / "fresh" / "bin" / "python"
@@ -56,4 +56,4 @@ def test_the_wheel_alone_proves_itself(built: Path, tmp_path: Path) -> None:
     assert audit.returncode == 0, audit.stderr
     report = json.loads(audit.stdout)
     assert report["verdict"] == "no difference found"
-    assert report["not_run"] == list(CLAIMS), "the base install has no torch"
+    assert report["not_run"] == list(KERNEL_CLAIMS), "the base install has no torch"

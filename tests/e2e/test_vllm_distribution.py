@@ -1,8 +1,8 @@
-"""The law of sampling through the real engine: twenty thousand samples against exact probabilities.
+"""The output distribution of the real engine: 20,000 samples against exact probabilities.
 
-A tiny model with a vocabulary of 16, temperature 1, three tokens a sample. What the model says is known
-exactly, so samples are held against it by a chi-square test. vLLM's own speculation fails the same test on a
-CPU (vllm#55005), which shows that the test can.
+A tiny model with a vocabulary of 16, temperature 1, three tokens per sample. The target's distribution is
+known exactly, and a chi-square test compares the samples with it. vLLM's own speculation fails the same test
+on a CPU (vllm#55005), which shows that the test can fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import ask, make_llamas
+from engines import make_llamas, run_engine
 from scipy.stats import chisquare
 
 from forerun.config import SpeculationConfig
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.e2e
 NUM, VOCAB = 20_000, 16
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5 + [3, 1, 4]
 
-ASK = """
+PROGRAM = """
 import json, sys
 from vllm import LLM, SamplingParams
 
 model, num, prompt = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-asked, options = json.loads(sys.argv[4]), json.loads(sys.argv[5])
+request_options, options = json.loads(sys.argv[4]), json.loads(sys.argv[5])
 llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=256,
           skip_tokenizer_init=True, disable_log_stats=False, **options)
 
@@ -39,21 +39,21 @@ def accepted():
     name = "vllm:spec_decode_num_accepted_tokens"
     return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
-said = {}
-for name, extra_args in asked.items():
+emitted = {}
+for name, extra_args in request_options.items():
     before = accepted()
     params = SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False,
                             extra_args=extra_args)
     outputs = llm.generate([{"prompt_token_ids": prompt}] * num, params, use_tqdm=False)
-    said[name] = {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
+    emitted[name] = {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
                   "accepted": accepted() - before}
-print("ANSWER", json.dumps(said))
+print("ANSWER", json.dumps(emitted))
 """
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A tiny target and a tinier draft that is somewhat like it."""
+    """A tiny target model and a smaller draft model that resembles it."""
     pytest.importorskip("transformers", reason="needs the extra `local`")
     return make_llamas(tmp_path_factory.mktemp("models"), vocab_size=VOCAB, heads=2)
 
@@ -73,7 +73,7 @@ def exact(models: tuple[Path, Path]) -> np.ndarray:
 
 
 def p_value(tokens: list[list[int]], exact: np.ndarray) -> float:
-    """How likely samples so far from exact are; what is expected less than five times is taken together."""
+    """The p-value of the chi-square test; triples expected fewer than five times are pooled."""
     seen = Counter(map(tuple, tokens))
     observed = np.array([seen[triple] for triple in np.ndindex(exact.shape)], dtype=float)
     expected = len(tokens) * exact.ravel() / exact.sum()
@@ -82,26 +82,32 @@ def p_value(tokens: list[list[int]], exact: np.ndarray) -> float:
     return float(chisquare(seen_in, expected_in, sum_check=False).pvalue)
 
 
-def samples(models: tuple[Path, Path], asked: dict[str, Any], options: dict[str, Any]) -> Any:
+def samples(models: tuple[Path, Path], request_options: dict[str, Any], options: dict[str, Any]) -> Any:
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
-    return ask(ASK, models[0], str(NUM), json.dumps(PROMPT), json.dumps(asked), json.dumps(options))
+    return run_engine(
+        PROGRAM, models[0], str(NUM), json.dumps(PROMPT), json.dumps(request_options), json.dumps(options)
+    )
 
 
-def test_guesses_that_were_looked_up_keep_the_law(models: tuple[Path, Path], exact: np.ndarray) -> None:
-    asked = {name: {"forerun_drafter": name} for name in ("suffix", "ngram")}
-    said = samples(models, asked, engine_arguments(SpeculationConfig(adaptive=False)))
-    for name in asked:
-        assert said[name]["accepted"] > 500, "guesses stood on the way"
-        assert p_value(said[name]["tokens"], exact) > 1e-3
+def test_looked_up_drafts_leave_the_distribution_unchanged(
+    models: tuple[Path, Path], exact: np.ndarray
+) -> None:
+    request_options = {name: {"forerun_drafter": name} for name in ("suffix", "ngram")}
+    emitted = samples(models, request_options, engine_arguments(SpeculationConfig(adaptive=False)))
+    for name in request_options:
+        assert emitted[name]["accepted"] > 500, "draft tokens were accepted"
+        assert p_value(emitted[name]["tokens"], exact) > 1e-3
 
 
-def test_guesses_that_a_draft_model_drew_keep_the_law(models: tuple[Path, Path], exact: np.ndarray) -> None:
+def test_sampled_drafts_leave_the_distribution_unchanged(
+    models: tuple[Path, Path], exact: np.ndarray
+) -> None:
     config = SpeculationConfig(drafters=("suffix",), draft_model=str(models[1]), adaptive=False, max_draft=4)
-    asked = {"model": {"forerun_drafter": "model"}, "both": None}
-    said = samples(models, asked, engine_arguments(config))
-    for name in asked:
-        assert said[name]["accepted"] > 2000, "guesses stood on the way"
-        assert p_value(said[name]["tokens"], exact) > 1e-3
+    request_options = {"model": {"forerun_drafter": "model"}, "both": None}
+    emitted = samples(models, request_options, engine_arguments(config))
+    for name in request_options:
+        assert emitted[name]["accepted"] > 2000, "draft tokens were accepted"
+        assert p_value(emitted[name]["tokens"], exact) > 1e-3
 
 
 def test_the_same_test_finds_the_defect_of_stock_vllm(models: tuple[Path, Path], exact: np.ndarray) -> None:

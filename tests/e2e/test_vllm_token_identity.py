@@ -1,6 +1,6 @@
-"""vLLM with our scheduler and our sampler: the words of plain decoding, whatever the settings.
+"""With forerun's scheduler and sampler, vLLM generates the tokens of non-speculative decoding.
 
-Most are asked together, which takes a fifth of the time that they take alone.
+Most settings run in one batch, which takes a fifth of the time of separate runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import ask
+from engines import run_engine
 from safetensors.torch import save_file
 
 from forerun.config import SpeculationConfig
@@ -83,7 +83,7 @@ prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sam
 llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=False,
           block_size=32, **options)
 
-def say(prompts, params, **how):
+def generate(prompts, params, **how):
     return [{"tokens": list(one.token_ids), "logprobs": [
         sorted((token, round(value.logprob, 3)) for token, value in at.items()) for at in one.logprobs or []
     ]} for output in llm.generate(prompts, params, use_tqdm=False, **how) for one in output.outputs]
@@ -94,76 +94,76 @@ def counter(name):
 greedy = SamplingParams(temperature=0, max_tokens=32)
 """
 
-ASK = (
+PROGRAM = (
     ENGINE
     + """
-adapter, asked = LoRARequest("adapter", 1, sys.argv[4]), json.loads(sys.argv[5])
-for sampling in asked.values():
+adapter, settings = LoRARequest("adapter", 1, sys.argv[4]), json.loads(sys.argv[5])
+for sampling in settings.values():
     if "structured_outputs" in sampling:
         sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
-asked = {name: SamplingParams(max_tokens=32, **sampling) for name, sampling in asked.items()}
-two = [greedy, asked["seeded"]]
-# With others in the batch, vLLM that knows of adapters fails at this, with speculation and without.
+settings = {name: SamplingParams(max_tokens=32, **sampling) for name, sampling in settings.items()}
+two = [greedy, settings["seeded"]]
+# In a batch with other requests, vLLM with LoRA enabled fails on this, with and without speculation.
 of_prompts = SamplingParams(temperature=0.5, seed=20, max_tokens=32, prompt_logprobs=1)
 
 apart = [(prompt, params) for params in (*two, of_prompts) for prompt in prompts[:2]]
-said = {"alone": [one for prompt, params in apart for one in say([prompt], params)]}
-every = [(name, prompt, params) for name, params in asked.items() for prompt in prompts[:2]]
-answers = say([prompt for _, prompt, _ in every], [params for _, _, params in every])
+emitted = {"alone": [one for prompt, params in apart for one in generate([prompt], params)]}
+every = [(name, prompt, params) for name, params in settings.items() for prompt in prompts[:2]]
+answers = generate([prompt for _, prompt, _ in every], [params for _, _, params in every])
 for name, _, params in every:
-    said.setdefault(name, []).extend(answers.pop(0) for _ in range(params.n))
-said["together"] = say(prompts[:3] * 2, two * 3)
-said["adapter"] = say(prompts[:3] * 2, two * 3, lora_request=adapter)
+    emitted.setdefault(name, []).extend(answers.pop(0) for _ in range(params.n))
+emitted["together"] = generate(prompts[:3] * 2, two * 3)
+emitted["adapter"] = generate(prompts[:3] * 2, two * 3, lora_request=adapter)
 full = [{"prompt_token_ids": (prompt["prompt_token_ids"] * 9)[:497]} for prompt in prompts[:3]]
-said["full"] = say(full, asked["seeded"])
-said["greedy, all prompts"] = say(prompts, greedy)
-said["preempted"] = counter("num_preemptions")
-said["accepted"] = counter("spec_decode_num_accepted_tokens")
-said["steps"] = []
-for salt in ("tenant", "another", "tenant") if said["accepted"] else ():
+emitted["full"] = generate(full, settings["seeded"])
+emitted["greedy, all prompts"] = generate(prompts, greedy)
+emitted["preempted"] = counter("num_preemptions")
+emitted["accepted"] = counter("spec_decode_num_accepted_tokens")
+emitted["steps"] = []
+for salt in ("tenant", "another", "tenant") if emitted["accepted"] else ():
     before = counter("spec_decode_num_accepted_tokens")
-    say([{**prompts[2], "cache_salt": salt}], SamplingParams(temperature=0, max_tokens=40))
-    said["steps"].append(counter("spec_decode_num_accepted_tokens") - before)
-print("ANSWER", json.dumps(said))
+    generate([{**prompts[2], "cache_salt": salt}], SamplingParams(temperature=0, max_tokens=40))
+    emitted["steps"].append(counter("spec_decode_num_accepted_tokens") - before)
+print("ANSWER", json.dumps(emitted))
 """
 )
 
 HOOKED = (
     ENGINE
     + """
-said = {"alone": [one for prompt in prompts[:2] for one in say([prompt], greedy)]}
-said["greedy, all prompts"] = say(prompts, greedy)
-said["accepted"] = counter("spec_decode_num_accepted_tokens")
-said["drafted"] = counter("spec_decode_num_draft_tokens")
-print("ANSWER", json.dumps(said))
+emitted = {"alone": [one for prompt in prompts[:2] for one in generate([prompt], greedy)]}
+emitted["greedy, all prompts"] = generate(prompts, greedy)
+emitted["accepted"] = counter("spec_decode_num_accepted_tokens")
+emitted["drafted"] = counter("spec_decode_num_draft_tokens")
+print("ANSWER", json.dumps(emitted))
 """
 )
 
 
 @pytest.fixture(scope="module")
-def plain(smollm2: Path, adapter: Path) -> Any:
-    """What stock vLLM says without speculation."""
-    return ask(ASK, smollm2, SAMPLE, json.dumps(LORA), adapter, json.dumps(SETTINGS))
+def baseline(smollm2: Path, adapter: Path) -> Any:
+    """The output of stock vLLM without speculation."""
+    return run_engine(PROGRAM, smollm2, SAMPLE, json.dumps(LORA), adapter, json.dumps(SETTINGS))
 
 
 @pytest.fixture(scope="module")
 def ours(smollm2: Path, adapter: Path) -> Any:
-    """What it says with our guesses, our scheduler and our sampler, and little room."""
+    """The output with forerun's drafts, scheduler and sampler, and with little memory."""
     tight = {
         "max_num_seqs": 6,
-        "num_gpu_blocks_override": 22,  # for one long request and a half: others are preempted
-        "max_num_batched_tokens": 96,  # longer prompts are read in parts; plain decoding reads them in one go
+        "num_gpu_blocks_override": 22,  # enough for 1.5 long requests: others are preempted
+        "max_num_batched_tokens": 96,  # chunked prefill; the baseline prefills each prompt in one step
     }
     config = SpeculationConfig(share_outputs=True, max_draft=12, adaptive=False)
     options = json.dumps({**LORA, **engine_arguments(config), **tight})
-    return ask(ASK, smollm2, SAMPLE, options, adapter, json.dumps(SETTINGS))
+    return run_engine(PROGRAM, smollm2, SAMPLE, options, adapter, json.dumps(SETTINGS))
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random one of LoRA's for SmolLM2."""
+    """A random LoRA adapter for SmolLM2."""
     folder = tmp_path_factory.mktemp("adapter")
     torch.manual_seed(0)
     weights = {}
@@ -178,39 +178,41 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", [*SETTINGS, "alone", "together", "adapter", "full", "greedy, all prompts"])
-def test_the_words_are_those_of_plain_decoding(plain: Any, ours: Any, name: str) -> None:
-    for before, after in zip(plain[name], ours[name], strict=True):
-        assert after["tokens"] == before["tokens"]
-        assert len(after["logprobs"]) == len(before["logprobs"])
-        for mine, stock in zip(after["logprobs"], before["logprobs"], strict=True):
+def test_the_output_is_that_of_non_speculative_decoding(baseline: Any, ours: Any, name: str) -> None:
+    for expected, found in zip(baseline[name], ours[name], strict=True):
+        assert found["tokens"] == expected["tokens"]
+        assert len(found["logprobs"]) == len(expected["logprobs"])
+        for mine, stock in zip(found["logprobs"], expected["logprobs"], strict=True):
             assert [token for token, _ in mine] == [token for token, _ in stock]
             assert [value for _, value in mine] == pytest.approx([value for _, value in stock], abs=0.01)
 
 
-def test_guesses_were_accepted_on_the_way(plain: Any, ours: Any) -> None:
-    assert plain["accepted"] == 0
-    assert plain["adapter"] != plain["together"]
-    assert ours["preempted"] > 0 == plain["preempted"]
-    assert max(len(one["tokens"]) for one in ours["full"]) == 15, "to the last token there is room for"
+def test_draft_tokens_were_accepted(baseline: Any, ours: Any) -> None:
+    assert baseline["accepted"] == 0
+    assert baseline["adapter"] != baseline["together"]
+    assert ours["preempted"] > 0 == baseline["preempted"]
+    assert max(len(one["tokens"]) for one in ours["full"]) == 15, "up to max_model_len"
     assert ours["accepted"] > 200
 
 
-def test_an_earlier_answer_is_guessed_under_its_own_salt_only(ours: Any) -> None:
+def test_an_earlier_output_is_drafted_only_under_its_own_salt(ours: Any) -> None:
     first, other, again = ours["steps"]
-    assert other <= first, "what one tenant was told does not help another"
-    assert again > first + 10, "the same tenant asks again"
+    assert other <= first, "outputs of one tenant do not help another"
+    assert again > first + 10, "the same tenant repeats its request"
 
 
-def test_our_drafter_in_the_hook_of_stock_vllm(smollm2: Path, plain: Any) -> None:
-    """Without our scheduler and our sampler: the same greedy words, in fewer steps."""
+def test_the_lookup_proposer_in_stock_vllm(smollm2: Path, baseline: Any) -> None:
+    """Without forerun's scheduler and sampler: identical greedy tokens, in fewer steps."""
     hook = {
         "method": "custom_class",
         "model": "forerun.engines.vllm.LookupProposer",
         "num_speculative_tokens": 16,
     }
-    every = {"additional_config": {"forerun": {"adaptive": False}}}  # whether it pays here today or not
-    hooked = ask(HOOKED, smollm2, SAMPLE, json.dumps({"speculative_config": hook, **every}))
-    assert hooked["alone"] == plain["alone"][:2]
-    assert hooked["greedy, all prompts"] == plain["greedy, all prompts"]
+    every = {
+        "additional_config": {"forerun": {"adaptive": False}}
+    }  # verify every draft token, at any machine speed
+    hooked = run_engine(HOOKED, smollm2, SAMPLE, json.dumps({"speculative_config": hook, **every}))
+    assert hooked["alone"] == baseline["alone"][:2]
+    assert hooked["greedy, all prompts"] == baseline["greedy, all prompts"]
     num_tokens = sum(len(one["tokens"]) for one in hooked["alone"] + hooked["greedy, all prompts"])
     assert 0.2 * num_tokens < hooked["accepted"] <= hooked["drafted"]

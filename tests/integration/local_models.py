@@ -23,7 +23,7 @@ VOCAB = 16
 
 
 def make_draft_model(tiny_llama: Any, noise: float = 0.05) -> Any:
-    """The target with its weights shaken: sometimes right, sometimes wrong."""
+    """The target with noise on its weights: some of its draft tokens are accepted, some are rejected."""
     torch.manual_seed(1)
     model = copy.deepcopy(tiny_llama)
     with torch.no_grad():
@@ -35,37 +35,37 @@ def make_draft_model(tiny_llama: Any, noise: float = 0.05) -> Any:
 def make_engine(
     tiny_llama: Any, drafters: Mapping[str, Drafter], *, slots: int = 4, length: int = 128, **config: Any
 ) -> Engine:
-    """An engine that makes every guess there is, unless it is to be adaptive."""
+    """An engine that verifies every draft token, unless `adaptive` is set."""
     runner = Runner(copy.deepcopy(tiny_llama), num_slots=slots, max_length=length)
     return Engine(runner, drafters, config=SpeculationConfig(**{"adaptive": False} | config))
 
 
 def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 1) -> dict[str, Drafter]:
-    """Drafters by name, new ones."""
+    """New drafters by name."""
     makers: dict[str, Callable[[], Drafter]] = {
         "ngram": NgramDrafter,
         "suffix": SuffixDrafter,
         "model": lambda: ModelDrafter(
             Runner(make_draft_model(tiny_llama), num_slots=slots, max_length=128), VOCAB, branches=branches
         ),
-        "drawn tree": DrawnTree,
+        "sampled tree": SampledTree,
     }
     return {name: warm_up(makers[name]()) for name in names}
 
 
-def answers(engine: Engine, requests: Sequence[Request]) -> list[Result]:
-    """The results of some requests, in their order."""
+def generate(engine: Engine, requests: Sequence[Request]) -> list[Result]:
+    """The results of requests, in their order."""
     for request in requests:
         engine.add(request)
     results = {update.id: update.result for update in engine.stream() if update.result is not None}
     return [results[request.id] for request in requests]
 
 
-class DrawnTree:
-    """Draws a tree from a q of its own: three children at the root without replacement, one below each."""
+class SampledTree:
+    """Samples a tree from a fixed q: three children of the root without replacement, one below each."""
 
     def __init__(self) -> None:
-        self.draw = np.random.default_rng(3)
+        self.rng = np.random.default_rng(3)
         weights = np.arange(1, VOCAB + 1, dtype=np.float64)
         self.q = torch.tensor(weights / weights.sum(), dtype=torch.float32)
 
@@ -74,15 +74,15 @@ class DrawnTree:
 
     def _tree(self) -> Draft:
         p = self.q.double().numpy()
-        top = self.draw.choice(VOCAB, size=3, replace=False, p=p / p.sum())
-        below = self.draw.choice(VOCAB, size=3, p=p / p.sum())
-        once, again = Proposal(self.q, replacement=False), Proposal(self.q)
+        top = self.rng.choice(VOCAB, size=3, replace=False, p=p / p.sum())
+        below = self.rng.choice(VOCAB, size=3, p=p / p.sum())
+        distinct, independent = Proposal(self.q, replacement=False), Proposal(self.q)
         return Draft(
             tokens=np.concatenate([top, below]).astype(np.int64),
             parents=np.array([ROOT, ROOT, ROOT, 0, 1, 2]),
             sampled=np.ones(6, dtype=bool),
-            q={ROOT: once, 0: again, 1: again, 2: again},
-            source=("drawn tree",) * 6,
+            q={ROOT: distinct, 0: independent, 1: independent, 2: independent},
+            source=("sampled tree",) * 6,
         )
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""`forerun audit` of servers as a user runs it: against the zoo, which serves a tiny Llama."""
+"""`forerun audit` from the command line, against zoo servers of a tiny Llama."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forerun.audit.report import INTERRUPTED
 from forerun.cli.audit.show import is_url
 from forerun.cli.main import app
 from forerun.errors import MissingExtra
-from zoo.server import HANG, Keeper, serving
+from zoo.server import HANG, ZooServer, run_server
 from zoo.speculation import Defect, Logits
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 1, 4, 1], [2, 7, 1, 8, 2, 8, 1, 8, 2, 7, 1]]
@@ -44,16 +44,16 @@ def llama(tiny_llama: Any) -> Logits:
 
 @pytest.fixture(scope="module")
 def draft(llama: Logits) -> Logits:
-    """The same model, a little off."""
-    off = np.random.default_rng(0).normal(size=16)
-    return lambda text: llama(text) + off
+    """The target with an error on every logit."""
+    errors = np.random.default_rng(0).normal(size=16)
+    return lambda text: llama(text) + errors
 
 
 @pytest.fixture(scope="module")
 def model(tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
     tiny_llama.save_pretrained(folder)
-    for name in ("config.json", "generation_config.json"):  # the zoo's answers do not end
+    for name in ("config.json", "generation_config.json"):  # completions of the zoo do not end early
         file = folder / name
         file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": None}))
     return folder
@@ -67,18 +67,18 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def plain(llama: Logits, draft: Logits) -> Iterator[str]:
-    with serving(Keeper(llama, draft, seed=7)) as url:
+def baseline(llama: Logits, draft: Logits) -> Iterator[str]:
+    with run_server(ZooServer(llama, draft, seed=7)) as url:
         yield url
 
 
 @pytest.fixture
-def speakers(llama: Logits, draft: Logits, plain: str) -> tuple[Logits, Logits, str]:
-    return llama, draft, plain
+def models_and_baseline(llama: Logits, draft: Logits, baseline: str) -> tuple[Logits, Logits, str]:
+    return llama, draft, baseline
 
 
-def ask(*words: str | Path) -> tuple[int, dict[str, Any]]:
-    result = RUNNER.invoke(app, ["audit", *map(str, words), "--json"])
+def run_audit(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
+    result = RUNNER.invoke(app, ["audit", *map(str, arguments), "--json"])
     assert result.exit_code in (0, 1, 2), result.output
     return result.exit_code, json.loads(result.stdout) if result.stdout else {}
 
@@ -100,14 +100,14 @@ def test_sampled_against_a_model(
     llama: Logits, draft: Logits, model: Path, prompts: Path, tmp_path: Path, defect: Defect, code: int
 ) -> None:
     keep, page = tmp_path / "samples.jsonl", tmp_path / "page.html"
-    with serving(Keeper(llama, draft, defect)) as url:
-        words = ("--reference", model, "--prompts", prompts, *SAMPLED, "--keep", keep, "--output", page)
-        found, report = ask("sampled", "--candidate", url, *words)
-    assert found == code
+    with run_server(ZooServer(llama, draft, defect)) as url:
+        arguments = ("--reference", model, "--prompts", prompts, *SAMPLED, "--keep", keep, "--output", page)
+        exit_code, report = run_audit("sampled", "--candidate", url, *arguments)
+    assert exit_code == code
     assert report["verdict"] == ("no difference found", "difference")[code]
     assert (report["e_value"] >= 20) == bool(code)
     assert report["num_samples"] == sum(row["num_samples"] for row in report["rows"])
-    assert {row["epsilon"] for row in report["rows"]} == {0.001}  # float32 on both sides, and never zero
+    assert {row["epsilon"] for row in report["rows"]} == {0.001}  # float32 on both sides; never zero
     assert any("accepted draft tokens" in note for note in report["notes"])
     assert [each["bias"] for each in report["power"]] == [0.01, 0.05]
     text = page.read_text()
@@ -119,22 +119,33 @@ def test_sampled_against_a_model(
     assert report["verdict"] in text
 
 
-def test_a_law_that_can_be_bounded_is(llama: Logits, draft: Logits, model: Path, prompts: Path) -> None:
-    with serving(Keeper(llama, draft)) as url:
-        words = ("--reference", model, "--prompts", prompts, "--settings", "cool, top-k 8", "--bound", "0.1")
-        code, report = ask("sampled", "--candidate", url, *words)
+def test_the_distance_is_bounded_if_few_tokens_are_possible(
+    llama: Logits, draft: Logits, model: Path, prompts: Path
+) -> None:
+    with run_server(ZooServer(llama, draft)) as url:
+        arguments = (
+            "--reference",
+            model,
+            "--prompts",
+            prompts,
+            "--settings",
+            "cool, top-k 8",
+            "--bound",
+            "0.1",
+        )
+        code, report = run_audit("sampled", "--candidate", url, *arguments)
     assert code == 0
     assert report["tv_bound"] <= 0.105
 
 
 @pytest.mark.parametrize(("defect", "code"), [(Defect.NONE, 0), (Defect.GARBAGE, 1)])
 def test_sampled_against_a_server(
-    llama: Logits, draft: Logits, plain: str, prompts: Path, defect: Defect, code: int
+    llama: Logits, draft: Logits, baseline: str, prompts: Path, defect: Defect, code: int
 ) -> None:
-    with serving(Keeper(llama, draft, defect)) as url:
-        words = ("--baseline", plain, "--prompts", prompts, *SAMPLED)
-        found, report = ask("sampled", "--candidate", url, *words)
-    assert found == code
+    with run_server(ZooServer(llama, draft, defect)) as url:
+        arguments = ("--baseline", baseline, "--prompts", prompts, *SAMPLED)
+        exit_code, report = run_audit("sampled", "--candidate", url, *arguments)
+    assert exit_code == code
     assert 0 < report["tv_bound"] <= 1
 
 
@@ -148,7 +159,7 @@ def test_sampled_against_a_server(
     ],
 )
 def test_greedy(
-    speakers: tuple[Logits, Logits, str],
+    models_and_baseline: tuple[Logits, Logits, str],
     model: Path,
     prompts: Path,
     tmp_path: Path,
@@ -156,14 +167,14 @@ def test_greedy(
     code: int,
     against: str,
 ) -> None:
-    llama, draft, plain = speakers
+    llama, draft, baseline = models_and_baseline
     page = tmp_path / "page.html"
-    with serving(Keeper(llama, draft, defect)) as url:
-        baseline = (
-            ("--baseline", plain, "--reference", model) if against == "server" else ("--baseline", model)
+    with run_server(ZooServer(llama, draft, defect)) as url:
+        compared = (
+            ("--baseline", baseline, "--reference", model) if against == "server" else ("--baseline", model)
         )
-        words = (
-            *baseline,
+        arguments = (
+            *compared,
             "--prompts",
             prompts,
             "--max-tokens",
@@ -173,8 +184,8 @@ def test_greedy(
             "--output",
             page,
         )
-        found, report = ask("greedy", "--candidate", url, *words)
-    assert found == code
+        exit_code, report = run_audit("greedy", "--candidate", url, *arguments)
+    assert exit_code == code
     assert report["findings"].get("difference", 0) == sum(
         row["finding"] == "difference" for row in report["rows"]
     )
@@ -187,17 +198,17 @@ def test_greedy(
 
 @pytest.mark.parametrize(("defect", "code"), [(Defect.NONE, 0), (Defect.SEED_DRIFT, 1)])
 def test_seeded(
-    llama: Logits, draft: Logits, plain: str, model: Path, prompts: Path, defect: Defect, code: int
+    llama: Logits, draft: Logits, baseline: str, model: Path, prompts: Path, defect: Defect, code: int
 ) -> None:
-    with serving(Keeper(llama, draft, defect)) as url:
-        words = ("--baseline", plain, "--reference", model, "--prompts", prompts, "--max-tokens", "24")
-        found, report = ask("seeded", "--candidate", url, *words)
-    assert found == code
+    with run_server(ZooServer(llama, draft, defect)) as url:
+        arguments = ("--baseline", baseline, "--reference", model, "--prompts", prompts, "--max-tokens", "24")
+        exit_code, report = run_audit("seeded", "--candidate", url, *arguments)
+    assert exit_code == code
     assert (report["e_value"] >= 20) == bool(code)
 
 
-def test_a_server_that_is_not_there_is_no_verdict(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.servers.endpoint._TRIES", 2)
+def test_a_server_that_does_not_exist_gives_no_verdict(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.servers.endpoint._MAX_ATTEMPTS", 2)
     result = RUNNER.invoke(
         app, ["audit", "sampled", "--candidate", "http://127.0.0.1:9", "--reference", str(model)]
     )
@@ -206,8 +217,8 @@ def test_a_server_that_is_not_there_is_no_verdict(model: Path, monkeypatch: pyte
     assert "failed 2 times in a row" in result.output
 
 
-def test_what_to_hold_it_against_must_be_said(plain: str) -> None:
-    result = RUNNER.invoke(app, ["audit", "sampled", "--candidate", plain])
+def test_a_reference_or_a_baseline_is_required(baseline: str) -> None:
+    result = RUNNER.invoke(app, ["audit", "sampled", "--candidate", baseline])
     assert result.exit_code == 2
     assert "--reference MODEL or --baseline URL" in result.output
 
@@ -220,24 +231,35 @@ def test_a_page_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPat
         draw_gaps([])
 
 
-def test_a_page_that_cannot_be_written_is_no_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_gives_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("forerun.audit.exact.run.run", lambda: iter(()))
     result = RUNNER.invoke(app, ["audit", "exact", "--output", str(tmp_path / "nowhere" / "page.html")])
     assert result.exit_code == 2
     assert "no verdict: cannot write" in result.output
 
 
-def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
+def restore_interrupt() -> None:
+    """Make a child process interruptible where the test run itself ignores SIGINT, as background jobs do."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_an_interrupted_audit_saves_its_samples_and_can_be_resumed(
     llama: Logits, draft: Logits, model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     keep = tmp_path / "samples.jsonl"
-    server = Keeper(llama, draft, always="stall", after=40)  # it is never done before it is interrupted
-    with serving(server) as url:
-        words = ["--candidate", url, "--reference", str(model), "--prompts", str(prompts)]
-        words += ["--settings", "temperature 1", "--num-samples", "2000", "--max-samples", "16"]
-        command = [sys.executable, "-m", "forerun", "audit", "sampled", *words, "--json"]
+    server = ZooServer(llama, draft, always="stall", after=40)  # never finished before the interrupt
+    with run_server(server) as url:
+        arguments = ["--candidate", url, "--reference", str(model), "--prompts", str(prompts)]
+        arguments += ["--settings", "temperature 1", "--num-samples", "2000", "--max-samples", "16"]
+        command = [sys.executable, "-m", "forerun", "audit", "sampled", *arguments, "--json"]
         process = subprocess.Popen(
-            [*command, "--keep", keep], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ}
+            [*command, "--keep", keep],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ},
+            preexec_fn=restore_interrupt,  # noqa: PLW1509 the child only resets a signal
         )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (keep.exists() and keep.read_text().count("\n") > 3):
@@ -250,28 +272,33 @@ def test_interrupting_keeps_the_samples_and_they_can_be_resumed(
         assert 0 < report["num_samples"] < 2000
         assert report["reason"] == INTERRUPTED
         assert any(f"--resume {keep}" in note for note in report["notes"])
-        assert not any("metric" in note for note in report["notes"])  # they cannot be read any more
+        assert not any("metric" in note for note in report["notes"])  # the connection is closed
         server.always = ""
-        code, whole = ask("sampled", *words, "--resume", keep)
+        code, whole = run_audit("sampled", *arguments, "--resume", keep)
     assert code == 0
     assert whole["num_samples"] == 2000
 
 
 @pytest.mark.parametrize(("audit", "after"), [("greedy", 3), ("seeded", 3), ("sampled", 0), ("sampled", 40)])
-def test_an_interrupted_audit_ends_at_once_and_blames_no_server(
+def test_an_interrupted_audit_ends_at_once_and_reports_no_fault(
     llama: Logits, draft: Logits, prompts: Path, tmp_path: Path, audit: str, after: int
 ) -> None:
-    hung = Keeper(llama, draft, always="hang", after=after)
-    with serving(hung) as url:
+    hung = ZooServer(llama, draft, always="hang", after=after)
+    with run_server(hung) as url:
         command = [sys.executable, "-m", "forerun", "audit", audit, "--candidate", url]
         command += ["--baseline", url, "--prompts", str(prompts)]
         command += ["--epsilon", "0.01"] if audit == "seeded" else []
         command += ["--keep", str(tmp_path / "samples.jsonl")] if audit == "sampled" else []
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ},
+            preexec_fn=restore_interrupt,  # noqa: PLW1509 the child only resets a signal
         )
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and hung.num_asked <= after:
+        while time.monotonic() < deadline and hung.num_requests <= after:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         try:
@@ -285,13 +312,13 @@ def test_an_interrupted_audit_ends_at_once_and_blames_no_server(
 
 
 @pytest.mark.parametrize("audit", ["greedy", "seeded"])
-def test_servers_are_found_by_host_and_port(
-    llama: Logits, draft: Logits, plain: str, prompts: Path, audit: str
+def test_servers_may_be_given_as_host_and_port(
+    llama: Logits, draft: Logits, baseline: str, prompts: Path, audit: str
 ) -> None:
-    with serving(Keeper(llama, draft)) as url:
-        code, report = ask(
+    with run_server(ZooServer(llama, draft)) as url:
+        code, report = run_audit(
             audit,
-            *("--candidate", url.removeprefix("http://"), "--baseline", plain.removeprefix("http://")),
+            *("--candidate", url.removeprefix("http://"), "--baseline", baseline.removeprefix("http://")),
             *("--prompts", prompts, "--num-prompts", "1"),
         )
     assert code == 0
@@ -308,34 +335,34 @@ def test_a_directory_is_a_model_and_a_host_with_a_port_is_a_server(
     assert not any(map(is_url, ("model:1", "./model", "/models/llama", "Qwen/Qwen3-0.6B")))
 
 
-def test_a_url_of_another_protocol_fails_at_once(plain: str) -> None:
-    result = RUNNER.invoke(app, ["audit", "greedy", "--candidate", "ftp://a", "--baseline", plain])
+def test_a_url_of_another_protocol_fails_at_once(baseline: str) -> None:
+    result = RUNNER.invoke(app, ["audit", "greedy", "--candidate", "ftp://a", "--baseline", baseline])
     assert result.exit_code == 2
     assert "http:// or https://" in result.output
 
 
-def test_old_names_of_options_work_with_a_notice(
-    llama: Logits, draft: Logits, plain: str, prompts: Path, tmp_path: Path
+def test_deprecated_option_names_work_with_a_notice(
+    llama: Logits, draft: Logits, baseline: str, prompts: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
     old = ("--most", "1", "--tokens", "8", "--at-once", "2", "--html", str(page))
-    with serving(Keeper(llama, draft)) as url:
-        arguments = ["audit", "greedy", "--candidate", url, "--baseline", plain, "--prompts", str(prompts)]
+    with run_server(ZooServer(llama, draft)) as url:
+        arguments = ["audit", "greedy", "--candidate", url, "--baseline", baseline, "--prompts", str(prompts)]
         result = RUNNER.invoke(app, [*arguments, *old, "--json"])
     assert result.exit_code == 0
     report = json.loads(result.stdout)
-    assert (report["num_samples"], report["num_tokens"], report["question"]["at_once"]) == (1, 8, 2)
+    assert (report["num_samples"], report["num_tokens"], report["question"]["concurrency"]) == (1, 8, 2)
     assert page.exists()
     for name in ("--num-prompts", "--max-tokens", "--concurrency", "--output"):
         assert name in result.stderr
 
 
-def test_an_empty_file_of_prompts_is_no_verdict(plain: str, tmp_path: Path) -> None:
+def test_an_empty_file_of_prompts_gives_no_verdict(baseline: str, tmp_path: Path) -> None:
     file = str(tmp_path / "prompts.jsonl")
     for text in ("", "\n\n", '{"prompt": ""}\n', '{"prompt": []}\n'):
         Path(file).write_text(text)
         result = RUNNER.invoke(
-            app, ["audit", "greedy", "--candidate", plain, "--baseline", plain, "--prompts", file]
+            app, ["audit", "greedy", "--candidate", baseline, "--baseline", baseline, "--prompts", file]
         )
         assert result.exit_code == 2
         assert "prompts.jsonl" in result.output

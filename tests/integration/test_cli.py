@@ -55,7 +55,7 @@ def test_theory_reproduces_nine_of_the_twelve_values_of_table_4() -> None:
     assert sorted(round(line["exp"], 2) for line in wrong) == [1.54, 1.93, 2.35]
 
 
-def test_theory_corrects_the_figures_for_four_guesses() -> None:
+def test_theory_corrects_the_figures_for_a_draft_length_of_four() -> None:
     accepted = json.loads(run("theory", "--json"))["accepted_of_4"]
     assert {alpha: round(value, 2) for alpha, value in accepted.items()} == {
         "0.5": 0.94,
@@ -91,7 +91,7 @@ def test_simulate_explains_how_many_replicas_are_needed(
 ) -> None:
     from forerun.simulate.scenario import Scenario
 
-    monkeypatch.setattr("forerun.simulate.scenario.machines", lambda *_: 7)
+    monkeypatch.setattr("forerun.simulate.scenario.replicas_needed", lambda *_: 7)
     file = tmp_path / "scenario.yaml"
     promised = Scenario.read("laptop").model_copy(update={"token_seconds": 0.123})
     file.write_text(promised.model_dump_json())
@@ -120,7 +120,7 @@ def test_a_missing_plotting_library_is_explained(tmp_path: Path, monkeypatch: py
     assert "[plots]" in result.output
 
 
-def test_an_alpha_that_is_no_chance_is_refused() -> None:
+def test_an_alpha_above_one_is_refused() -> None:
     result = CliRunner().invoke(app, ["theory", "--alpha", "1.5"])
     assert result.exit_code == 2
 
@@ -134,25 +134,25 @@ def test_replay_reports_every_category(drafter: str) -> None:
     assert len(report["categories"]) == 7
     for line in report["categories"].values():
         assert 1 <= line["tokens_per_step"] <= 5
-        assert 0 < line["guesses_per_step"] <= 4
+        assert 0 < line["draft_tokens_per_step"] <= 4
         assert len(line["acceptance_by_depth"]) <= 4
         assert line["microseconds_per_proposal"] > 0
         assert "tokens_per_cost" not in line
 
 
-def test_replay_prints_a_table_for_people() -> None:
+def test_replay_prints_a_table() -> None:
     shown = run("replay", str(SAMPLE), "--price", "0.012")
     assert "summarization" in shown
     assert "geometric mean" in shown
     assert "at 1.2%" in shown
 
 
-def test_replay_says_what_is_wrong(tmp_path: Path) -> None:
+def test_replay_explains_invalid_input(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     for args, message in (
         (["replay", str(empty)], "empty"),
-        (["replay", str(SAMPLE), "--drafter", "ngram", "--shared"], "own text only"),
+        (["replay", str(SAMPLE), "--drafter", "ngram", "--share-outputs"], "own text only"),
         (["replay", str(SAMPLE), "--corpus", str(SAMPLE)], "not a corpus"),
     ):
         result = CliRunner().invoke(app, args)

@@ -36,7 +36,7 @@ def run(*args: str | Path, code: int = 0) -> str:
     return result.output
 
 
-def test_text_goes_in_and_guesses_come_out(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_corpus_built_from_text_yields_drafts(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("abcd\nefgh")
     (tmp_path / "two.jsonl").write_text(
         json.dumps({"text": "aaa"}) + "\n" + json.dumps({"text": "hhh"}) + "\n"
@@ -60,7 +60,7 @@ def test_text_goes_in_and_guesses_come_out(tokenizer: Path, tmp_path: Path) -> N
     assert "18 tokens of the tokenizer" in run("corpus", "show", output)
 
 
-def test_a_long_text_is_cut_at_the_ends_of_lines_and_loses_nothing(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_long_text_is_split_at_line_ends_without_loss(tokenizer: Path, tmp_path: Path) -> None:
     line = "abcdefgh" * 1000 + "\n"
     (tmp_path / "long.txt").write_text(line * 30)
     output = tmp_path / "corpus.fri"
@@ -68,7 +68,7 @@ def test_a_long_text_is_cut_at_the_ends_of_lines_and_loses_nothing(tokenizer: Pa
     assert len(Corpus(output)) == 30 * 8001 + 1
 
 
-def test_a_tokenizer_that_cuts_and_pads_does_neither_here(tokenizer: Path, tmp_path: Path) -> None:
+def test_truncation_and_padding_of_a_tokenizer_are_disabled(tokenizer: Path, tmp_path: Path) -> None:
     loaded = load_tokenizer(str(tokenizer))
     loaded.enable_truncation(5)
     loaded.enable_padding(length=8)
@@ -78,7 +78,7 @@ def test_a_tokenizer_that_cuts_and_pads_does_neither_here(tokenizer: Path, tmp_p
     assert len(Corpus(tmp_path / "corpus.fri")) == 17
 
 
-def test_lines_end_with_line_feeds_and_with_nothing_else(tokenizer: Path, tmp_path: Path) -> None:
+def test_only_a_line_feed_ends_a_line(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "two.jsonl").write_text('{"text": "a\u2028b"}\n\n{"text": "c"}', encoding="utf-8")
     (tmp_path / "windows.txt").write_bytes(b"ab\r\ncd")
     files = [tmp_path / "two.jsonl", tmp_path / "windows.txt"]
@@ -149,7 +149,7 @@ def test_an_empty_folder_is_an_error(tokenizer: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "texts") in shown
 
 
-def test_what_cannot_be_read_is_said(tokenizer: Path, tmp_path: Path) -> None:
+def test_unreadable_input_is_reported(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"words": 1}\n')
     output = tmp_path / "corpus.fri"
     shown = run("corpus", "build", tmp_path / "bad.jsonl", "--tokenizer", tokenizer, "-o", output, code=1)
@@ -170,7 +170,7 @@ def test_what_cannot_be_read_is_said(tokenizer: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_corpus_of_earlier_answers_helps(smollm2: Path, tmp_path: Path) -> None:
+def test_a_corpus_of_earlier_outputs_raises_tokens_per_step(smollm2: Path, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows))
     output = tmp_path / "corpus.fri"

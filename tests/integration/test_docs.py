@@ -1,4 +1,4 @@
-"""What the documents show is what happens."""
+"""The documents show what the program does: examples, commands, metrics, modules and recorded numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,52 @@ import pytest
 
 from forerun.audit.exact.claims import ClaimKind
 from forerun.audit.exact.mutants import MUTANTS
-from forerun.audit.exact.token_claims import prove_follow, prove_lenient_greedy, prove_race
-from forerun.audit.report_format import number
-from forerun.bench.load import NEAR, lines_of, runs_of
+from forerun.audit.exact.token_claims import prove_lenient_greedy, prove_match_target, prove_race
+from forerun.audit.report_format import format_number
+from forerun.bench.load import MIN_RATIO_TO_BEST, from_rows, lines_of
 from forerun.bench.load import markdown as load_table
 from forerun.simulate.table import markdown as simulations
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-
+RECORDS = ROOT / "docs" / "records"
 
 MODEL = '"MODEL"'
-"""What stands for a model's directory in the documents."""
+"""The placeholder for a model's directory; examples with it run in tests/e2e/test_examples.py."""
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def read_record(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((RECORDS / name).read_text(encoding="utf-8"))
+    return record
+
+
+def has_line_with(document: str, *parts: str) -> bool:
+    """Whether one line of a document (a paragraph, an item or a table row) contains all of these."""
+    return any(all(part in line for part in parts) for line in document.splitlines())
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
 
 
 def python_in(document: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL)
 
 
+def commands_in(document: Path) -> list[str]:
+    """The `make` and `forerun` commands in code blocks."""
+    text = document.read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^(?:make|forerun) .*$", "\n".join(blocks), flags=re.MULTILINE)
+
+
 def promised(code: str) -> list[str]:
-    """What the comments say is printed."""
+    """The lines that the comments of an example promise to be printed."""
     return re.findall(r"^print\(.*\)  # (\[.*?\])", code, flags=re.MULTILINE)
 
 
@@ -45,25 +71,37 @@ def run(*command: str | Path) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_python_in_documents_runs_and_prints_what_it_says(document: Path) -> None:
+def id_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=id_of)
+def test_python_in_documents_prints_what_its_comments_promise(document: Path) -> None:
     for code in python_in(document):
         if MODEL not in code:
             assert run("-c", code).splitlines() == promised(code)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_commands_in_documents_exist(document: Path) -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    for line in re.findall(r"^(?:make|forerun) .*$", document.read_text(), flags=re.MULTILINE):
-        words = line.split("#")[0].split()
-        if words[0] == "make":
-            assert words[1] in targets
-        else:
-            shown = run(
-                "-m", "forerun", *[word for word in words[1:] if not word.startswith("-")][:2], "--help"
-            )
-            assert all(word in shown for word in words if word.startswith("--"))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=id_of)
+def test_commands_in_documents_exist_with_their_flags(document: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", read("Makefile"), flags=re.MULTILINE))
+    for line in commands_in(document):
+        command, *arguments = line.split("#")[0].split(" -- ")[0].split()
+        if command == "make":
+            assert arguments[0] in targets
+            continue
+        names = [each for each in arguments if not each.startswith("-")][:2]
+        shown = run("-m", "forerun", *names, "--help")
+        for flag in arguments:
+            assert not flag.startswith("--") or flag.split("=")[0] in shown, line
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=id_of)
+def test_metrics_in_documents_are_exported(document: Path) -> None:
+    reference = read("docs/reference/metrics.md")
+    exported = set(re.findall(r"^\| `(forerun:\w+)` \|", reference, flags=re.MULTILINE))
+    assert exported
+    assert set(re.findall(r"\bforerun:[a-z_]+\b", document.read_text())) <= exported
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -71,31 +109,53 @@ def test_examples_run(example: Path) -> None:
     assert run(example).strip()
 
 
-def test_the_readme_counts_the_mutants_rightly() -> None:
-    others = [*prove_follow(), *prove_race(), *prove_lenient_greedy()]
+def test_the_tree_in_the_architecture_page_lists_every_module() -> None:
+    modules = {
+        path.relative_to(ROOT / "src" / "forerun").as_posix()
+        for path in (ROOT / "src" / "forerun").rglob("*.py")
+    }
+    listed = set(listed_modules(read("docs/architecture.md")))
+    assert {each for each in modules if not each.endswith("/__init__.py")} <= listed
+    assert listed <= modules
+
+
+def listed_modules(page: str) -> Iterator[str]:
+    """The files of the annotated tree. Two spaces indent a level; a line that begins with a directory lists
+    files of that directory.
+    """
+    tree = page.split("```\nsrc/forerun/\n")[1].split("\n```", maxsplit=1)[0]
+    folders: list[str] = []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2 - 1
+        folders = folders[:depth]
+        if found := re.match(r"\s+(\w+)/", line):
+            folders.append(found[1])
+        yield from ("/".join([*folders, name]) for name in re.findall(r"\b\w+\.py\b", line))
+
+
+def test_the_readme_states_the_number_of_mutants() -> None:
+    others = [*prove_match_target(), *prove_race(), *prove_lenient_greedy()]
     num_mutants = len(MUTANTS) + 1 + sum(row.kind is ClaimKind.MUTANT for row in others)
     assert num_mutants == 27
-    assert "Twenty-seven sabotaged" in (ROOT / "README.md").read_text()
+    assert re.search(r"\b(27|twenty-seven)\b[^.]*\bsabotaged\b", read("README.md"), flags=re.IGNORECASE)
 
 
-def test_the_lab_notes_quote_the_record() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "bench-core.json").read_text())
-    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+def test_the_lab_notes_quote_the_record_of_verification_costs() -> None:
+    record, notes = read_record("bench-core.json"), read("docs/lab-notes.md")
     assert len(record["lines"]) == 6
     for line in record["lines"]:
         assert "{:.2f} [{:.2f}, {:.2f}]".format(*line["ratio"]) in notes, line["name"]
         assert line["limit"] is None or line["ratio"][0] <= line["limit"]
 
 
-def test_tables_of_speeds_are_what_the_record_says() -> None:
+def test_generated_tables_are_fresh() -> None:
     script = ROOT / "scripts" / "readme.py"
     made = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
 
 
 def test_the_lab_notes_quote_the_record_of_the_drafters() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "bench-drafters.json").read_text())
-    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+    record, notes = read_record("bench-drafters.json"), read("docs/lab-notes.md")
     assert len(record["lines"]) == 13
     for line in record["lines"]:
         figure = line["figure"]
@@ -105,77 +165,89 @@ def test_the_lab_notes_quote_the_record_of_the_drafters() -> None:
 
 
 def test_the_readme_and_the_notes_quote_the_record_of_the_local_engine() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "bench-local.json").read_text())
-    readme = (ROOT / "README.md").read_text()
-    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+    record = read_record("bench-local.json")
+    readme, notes = read("README.md"), read("docs/lab-notes.md")
     greedy = [line for line in record["lines"] if line.get("temperature") == 0]
-    drawn = [line for line in record["lines"] if line.get("temperature") == 1]
-    assert len(greedy) == len(drawn) == 7
+    sampled = [line for line in record["lines"] if line.get("temperature") == 1]
+    assert len(greedy) == len(sampled) == 7
     for line in greedy:
         lookup = line["tokens_per_second"]["prompt lookup"] / line["tokens_per_second"]["plain"]
         assert f"| {line['over_plain']:.2f} ({line['tokens_per_pass']:.2f}) |" in readme
         assert f"| {lookup:.2f} |" in readme
-    for line in drawn:
+    for line in sampled:
         assert f"| {line['over_plain']:.2f} |" in notes
-    for line in record["lines"]:
-        if "share" in line:
-            assert f"{line['share']:.1%}".replace("%", " %") in notes
+    shares = [percent(line["share"]) for line in record["lines"] if "share" in line]
+    assert len(shares) == 2
+    assert has_line_with(notes, *shares)
 
 
-def test_the_notes_quote_the_record_of_the_local_engine_where_guesses_cost() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "bench-local-float32.json").read_text())
-    notes = (ROOT / "docs" / "lab-notes.md").read_text()
+def test_the_notes_quote_the_record_of_the_local_engine_in_float32() -> None:
+    record, notes = read_record("bench-local-float32.json"), read("docs/lab-notes.md")
     timed = [line for line in record["lines"] if "over_plain" in line]
     assert len(timed) == 14
     greedy = [line for line in timed if not line["temperature"]]
     assert sum(line["same_words"] for line in greedy) == sum(line["prompts"] for line in greedy) == 28
     for line in timed:
-        beside = "" if line["temperature"] else f" ({line['tokens_per_pass']:.2f})"
-        assert f"| {line['over_plain']:.2f}{beside} |" in notes
-    for key, told in (("over_plain", "| {:.2f} |"), ("over_lookup", "That is {:.2f} over prompt lookup")):
-        assert told.format(statistics.geometric_mean(line[key] for line in greedy)) in notes
-    shares = [f"{line['share']:.1%}".replace("%", " %") for line in record["lines"] if "share" in line]
-    assert f"{shares[0]} of a step at batch 1 and {shares[1]} at batch 16" in notes
+        tokens_per_step = "" if line["temperature"] else f" ({line['tokens_per_pass']:.2f})"
+        assert f"| {line['over_plain']:.2f}{tokens_per_step} |" in notes
+    over_baseline, over_lookup = (
+        f"{statistics.geometric_mean(line[key] for line in greedy):.2f}"
+        for key in ("over_plain", "over_lookup")
+    )
+    assert f"| {over_baseline} |" in notes
+    shares = [percent(line["share"]) for line in record["lines"] if "share" in line]
+    assert len(shares) == 2
+    assert has_line_with(notes, over_lookup, "prompt lookup", *shares)
 
 
-def test_the_figures_of_simulations_are_the_recorded_ones() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "simulate.json").read_text())
-    document = (ROOT / "docs" / "scaling.md").read_text()
-    assert simulations(record["scenarios"]) in document
+def test_the_scaling_page_quotes_the_record_of_simulations() -> None:
+    record, page = read_record("simulate.json"), read("docs/scaling.md")
+    assert simulations(record["scenarios"]) in page
     grid = record["grid"]
     assert len(grid) == 312
-    over = {
-        text: [each["over_best_fixed"] for each in grid if each["text"] == text]
+    over_best = {
+        text: [cell["over_best_fixed"] for cell in grid if cell["text"] == text]
         for text in ("stationary", "shifting", "mixed")
     }
-    least = {text: math.floor(1000 * min(some)) / 1000 for text, some in over.items()}
-    plain = math.floor(1000 * min(each["over_plain"] for each in grid)) / 1000
-    spent = max(each["spent_finding_out"] for each in grid)
-    for told in (
-        f"at least {plain:.3f} of plain decoding everywhere",
-        f"at least {least['stationary']:.3f} of the best fixed length where texts are of one kind",
-        f"{least['shifting']:.3f} where they change",
-        f"{least['mixed']:.3f} to {max(over['mixed']):.3f} times it where requests differ",
-        f"at most {100 * spent:.2f} % of the time",
-    ):
-        assert told in document, told
-    assert plain >= 0.98
+    least = {text: math.floor(1000 * min(ratios)) / 1000 for text, ratios in over_best.items()}
+    over_baseline = math.floor(1000 * min(cell["over_plain"] for cell in grid)) / 1000
+    explored = max(cell["spent_finding_out"] for cell in grid)
+    results = page.split("records/simulate.json")[1].split("![")[0]
+    assert has_line_with(results, "non-speculative", f"{over_baseline:.3f}")
+    stationary, shifting, mixed = (f"{least[text]:.3f}" for text in ("stationary", "shifting", "mixed"))
+    assert has_line_with(results, "fixed", stationary, shifting, mixed, f"{max(over_best['mixed']):.3f}")
+    assert has_line_with(results, "exploration", percent(explored, digits=2))
+    assert over_baseline >= 0.98
     assert least["stationary"] >= 0.97
     assert least["mixed"] >= 1.05
-    assert spent <= 0.01
+    assert explored <= 0.01
 
 
-def test_the_figures_under_load_are_the_recorded_ones() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "bench-load.json").read_text())
-    lines = lines_of(runs_of(record["runs"]))
-    assert load_table(lines) in (ROOT / "docs" / "control.md").read_text()
+def load_lines() -> list[dict[str, Any]]:
+    record = read_record("bench-load.json")
+    lines = lines_of(from_rows(record["runs"]))
     assert len(lines) == len(record["facts"])
+    return lines
+
+
+def test_the_control_page_quotes_the_record_under_load() -> None:
+    lines = load_lines()
+    assert load_table(lines) in read("docs/control.md")
     for line in lines:
         assert line["holds"], line
-        assert "over_best" not in line or line["over_best"]["without_noise"] >= NEAR, line
+        assert "over_best" not in line or line["over_best"]["without_noise"] >= MIN_RATIO_TO_BEST, line
 
 
-def test_no_document_names_a_place_on_somebodys_machine() -> None:
+def test_the_control_page_names_every_cell_that_was_measured_slower_than_the_baseline() -> None:
+    prose = "\n".join(line for line in read("docs/control.md").splitlines() if not line.startswith("|"))
+    slower = [line for line in load_lines() if line["speedup"]["high"] < 1]
+    assert slower
+    for line in slower:
+        ratio = "{median:.2f} [{low:.2f}, {high:.2f}]".format(**line["speedup"])
+        assert has_line_with(prose, ratio, line["dtype"]), line
+
+
+def test_no_document_names_a_path_of_a_machine() -> None:
     files = subprocess.run(
         ["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True
     ).stdout.split()
@@ -186,17 +258,16 @@ def test_no_document_names_a_place_on_somebodys_machine() -> None:
             assert not re.search(r"/(root|home|work|Users)/\w", text), name
 
 
-def test_the_audits_in_the_guide_are_the_recorded_ones() -> None:
-    record = json.loads((ROOT / "docs" / "records" / "audits.json").read_text())
-    guide = (ROOT / "docs" / "auditing.md").read_text()
+def test_the_auditing_page_quotes_the_recorded_audits() -> None:
+    record, page = read_record("audits.json"), read("docs/auditing.md")
     for name, found in record.items():
-        (line,) = [line for line in guide.splitlines() if line.startswith(f"| {name} |")]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
         cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
         assert cells == [found["verdict"], *_figures_of(found)]
 
 
 def _figures_of(found: dict[str, Any]) -> list[str]:
-    """Samples, evidence, bound and seconds of an audit, as the guide prints them."""
-    evidence = "" if found["e_value"] is None else number(found["e_value"])
+    """Samples, evidence, bound and seconds of an audit, as the page prints them."""
+    evidence = "" if found["e_value"] is None else format_number(found["e_value"])
     bound = "" if found["tv_bound"] is None else f"{found['tv_bound']:.3f}"
     return [f"{found['num_samples']:,}", evidence, bound, f"{found['seconds']:.0f} s"]

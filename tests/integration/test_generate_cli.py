@@ -28,7 +28,7 @@ from forerun.errors import InvalidRequest, UnreadableModel
 from forerun.models.runner import Runner
 
 CHARACTERS = "abcdef[-]{+}\\\n\t:"
-"""A token each: letters, and every character that the marks of `--show` are made of."""
+"""One token each: letters, and every character of the marks of `--show`."""
 
 
 def make_tokenizer() -> Any:
@@ -49,8 +49,8 @@ def model(tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def invoke(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
 def tokens_of(text: str) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class Scripted:
         self.tokenizer = make_tokenizer()
         model = SimpleNamespace(dtype=torch.float32)
         self.engine = SimpleNamespace(
-            target=SimpleNamespace(model=model), guesser=SimpleNamespace(drafters={"scripted": None})
+            target=SimpleNamespace(model=model), speculator=SimpleNamespace(drafters={"scripted": None})
         )
         self.steps = steps
         self.text = "".join(draft[:num] + own for draft, num, own in steps)
@@ -72,13 +72,13 @@ class Scripted:
     def stream(self, *_: Any, **__: Any) -> Iterator[Update]:
         output = Output("0", self.text, tokens_of(self.text), "length")
         for number, (draft, num, own) in enumerate(self.steps, start=1):
-            said = tokens_of(draft[:num] + own)
+            tokens = tokens_of(draft[:num] + own)
             yield Update(
                 "0",
-                said,
+                tokens,
                 draft[:num] + own,
                 Draft.chain(tokens_of(draft)),
-                Verdict(tuple(range(num)), said[-1]),
+                Verdict(tuple(range(num)), tokens[-1]),
                 output if number == len(self.steps) else None,
             )
 
@@ -151,10 +151,10 @@ def test_with_colours_show_writes_no_marks(
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2])
-def test_output_is_printed_as_it_is(
+def test_output_is_printed_verbatim(
     num_prompts: int, monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
 ) -> None:
-    """Tabs, names of emoji and trailing spaces are not for a console to rewrite."""
+    """The console does not rewrite tabs, emoji names and trailing spaces."""
     text = "\tx :smile: [bold]   \n" * 8
 
     def stream(_: LLM, prompts: list[str], **__: Any) -> Iterator[Update]:
@@ -212,18 +212,29 @@ def test_generate_takes_a_configuration(tiny_llama: Any) -> None:
     config = SpeculationConfig(drafters=("ngram",), adaptive=False, max_draft=3)
     (with_drafts,) = forerun.generate(tiny_llama, prompt, max_tokens=40, config=config)
     assert set(with_drafts.stats.by_drafter) == {"ngram"}
-    assert 0 < with_drafts.stats.num_guesses <= 3 * with_drafts.stats.num_passes
+    assert 0 < with_drafts.stats.num_draft_tokens <= 3 * with_drafts.stats.num_steps
     none = SpeculationConfig(max_draft=0)
     (without,) = forerun.generate(tiny_llama, prompt, max_tokens=40, config=none)
-    assert without.stats.num_guesses == 0
+    assert without.stats.num_draft_tokens == 0
     assert without.token_ids == with_drafts.token_ids
     llm = LLM(tiny_llama, config=config, max_batch=1, max_length=64)
     assert llm.engine.config == config
     assert llm.generate(prompt, max_tokens=40)[0].token_ids == without.token_ids
 
 
-def test_a_prompt_that_is_too_long_is_answered_after_the_remedy(model: Path) -> None:
-    asked: list[str | Path] = [
+@pytest.mark.parametrize("empty", ["", []])
+def test_an_empty_prompt_of_a_file_fails_alone(model: Path, tmp_path: Path, empty: str | list[int]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in ("ab", empty, "cd")))
+    done = invoke("generate", model, "--prompts", prompts, "--max-tokens", "2", "--drafter", "none", "--json")
+    assert done.exit_code == 1
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["finish_reason"] == "error" for each in results] == [False, True, False]
+    assert "prompt 2" in done.stderr
+
+
+def test_the_remedy_for_a_long_prompt_works(model: Path) -> None:
+    arguments: list[str | Path] = [
         "generate",
         model,
         "--prompt",
@@ -233,55 +244,55 @@ def test_a_prompt_that_is_too_long_is_answered_after_the_remedy(model: Path) -> 
         "--drafter",
         "none",
     ]
-    short = invoke(*asked, "--max-length", "16")
+    short = invoke(*arguments, "--max-length", "16")
     assert short.exit_code == 1
     assert "--max-length" in short.stderr
-    assert invoke(*asked, "--max-length", "64").exit_code == 0
+    assert invoke(*arguments, "--max-length", "64").exit_code == 0
     too_long = invoke("generate", model, "--prompt", "abcdef" * 50, "--drafter", "none")
     assert too_long.exit_code == 1
     assert "shorten" in too_long.stderr
-    assert "max-length" not in too_long.stderr, "the model itself takes 256 tokens, no option changes that"
+    assert "max-length" not in too_long.stderr, "the model's own context length is 256 tokens"
     with pytest.raises(InvalidRequest, match="max_length"):
         forerun.generate(model, "abcdef" * 5, "none", max_length=16)
     assert forerun.generate(model, "abcdef" * 5, "none", max_length=64, max_tokens=2).error is None
 
 
-def test_a_draft_model_without_a_tokenizer_is_refused_with_a_remedy_for_it(
+def test_the_error_for_a_draft_model_without_a_tokenizer_names_its_directory(
     tiny_llama: Any, model: Path, tmp_path: Path
 ) -> None:
     tiny_llama.save_pretrained(tmp_path)
-    with pytest.raises(UnreadableModel) as refused:
+    with pytest.raises(UnreadableModel) as raised:
         LLM(model, f"model:{tmp_path}", max_batch=1, max_length=64)
-    assert str(tmp_path) in str(refused.value)
-    assert "token ids" not in str(refused.value), "the prompts are not at fault"
+    assert str(tmp_path) in str(raised.value)
+    assert "token ids" not in str(raised.value)
 
 
-def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+def test_an_unwritable_trace_fails_before_the_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[str] = []
     monkeypatch.setattr(local, "load_model", lambda *_: loaded.append("model"))
-    done = invoke("generate", "MODEL", "--prompt", "x", "--trace", tmp_path / "missing" / "rounds.jsonl")
+    done = invoke("generate", "MODEL", "--prompt", "x", "--trace", tmp_path / "missing" / "trace.jsonl")
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert str(tmp_path / "missing") in done.stderr
     assert loaded == []
 
 
-def test_a_page_that_cannot_be_written_is_refused_before_the_trace_is_read(tmp_path: Path) -> None:
-    (tmp_path / "rounds.jsonl").write_text("not a trace\n")
-    done = invoke("trace", tmp_path / "rounds.jsonl", "-o", tmp_path / "missing" / "page.html")
+def test_an_unwritable_page_fails_before_the_trace_is_read(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text("not a trace\n")
+    done = invoke("trace", tmp_path / "trace.jsonl", "-o", tmp_path / "missing" / "page.html")
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert str(tmp_path / "missing") in done.stderr
-    assert "rounds.jsonl" not in done.stderr
+    assert "trace.jsonl" not in done.stderr
 
 
 def test_a_first_run_announces_its_profiling_on_standard_error_and_a_second_does_not(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked: list[str | Path] = [
+    arguments: list[str | Path] = [
         "generate",
         model,
         "--prompt",
@@ -291,7 +302,7 @@ def test_a_first_run_announces_its_profiling_on_standard_error_and_a_second_does
         "--dtype",
         "float32",
     ]
-    first, second = invoke(*asked), invoke(*asked)
+    first, second = invoke(*arguments), invoke(*arguments)
     assert first.exit_code == second.exit_code == 0, first.output
     assert "profiling step costs" in first.stderr
     assert "profil" not in second.stderr
@@ -309,12 +320,12 @@ def test_compilation_is_announced_while_the_model_loads_and_while_it_decodes(
                 return 2 * x
 
             double.__module__ = "forerun.drafters.example"
-            numba.njit(double)(1.0)  # compiled anew at every call: this one has no cache
+            numba.njit(double)(1.0)  # not cached: compiled at every call
             return method(*args, **given)
 
         return wrapped
 
-    asked: list[str | Path] = [
+    arguments: list[str | Path] = [
         "generate",
         model,
         "--prompt",
@@ -324,13 +335,13 @@ def test_compilation_is_announced_while_the_model_loads_and_while_it_decodes(
         "--drafter",
         "none",
     ]
-    assert "compil" not in invoke(*asked).stderr
+    assert "compil" not in invoke(*arguments).stderr
     monkeypatch.setattr(local, "Runner", compiling(Runner))
-    loading = invoke(*asked)
+    loading = invoke(*arguments)
     assert loading.exit_code == 0, loading.output
     assert loading.stderr.count("compiled 1 kernel") == 1
-    monkeypatch.setattr(Engine, "_read", compiling(Engine._read))
-    both = invoke(*asked)
+    monkeypatch.setattr(Engine, "_forward", compiling(Engine._forward))
+    both = invoke(*arguments)
     assert both.stderr.count("compiled 1 kernel") == 2
     assert both.stdout == loading.stdout
 

@@ -1,7 +1,7 @@
-"""The law of the first three sampled tokens, through the whole local engine, against exact probabilities.
+"""The distribution of the first three sampled tokens of the local engine, against exact probabilities.
 
-A chi-square test of 12,000 samples, fixed beforehand; it fails one time in ten thousand if all is well. The
-sabotaged twin must fail it by far.
+A chi-square test with 12,000 samples, a size fixed beforehand, and a false-alarm rate of 1e-4. The sabotaged
+twin must fail it by far.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_models import VOCAB, answers, make_drafters, make_engine
+from local_models import VOCAB, generate, make_drafters, make_engine
 from scipy.stats import chi2
 
 from forerun.engines.local.request import Request
@@ -25,55 +25,55 @@ SAMPLING = SamplingParams(temperature=0.9, top_k=10)
 
 
 @pytest.fixture(scope="module")
-def law(tiny_llama: Any) -> FloatArray:
-    """p of every three tokens: top-k and temperature by hand, in double precision."""
-    texts = np.array([[*PROMPT, a, b] for a in range(VOCAB) for b in range(VOCAB)])
+def distribution(tiny_llama: Any) -> FloatArray:
+    """p of every triple of tokens, with top-k and temperature computed here in double precision."""
+    sequences = np.array([[*PROMPT, a, b] for a in range(VOCAB) for b in range(VOCAB)])
     with torch.inference_mode():
-        logits = tiny_llama.double()(torch.from_numpy(texts), use_cache=False).logits[:, -3:]
+        logits = tiny_llama.double()(torch.from_numpy(sequences), use_cache=False).logits[:, -3:]
     tiny_llama.float()
-    kept = logits.topk(SAMPLING.top_k, dim=-1)
-    warped = torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+    top = logits.topk(SAMPLING.top_k, dim=-1)
+    warped = torch.full_like(logits, -torch.inf).scatter(-1, top.indices, top.values)
     p = torch.softmax(warped / SAMPLING.temperature, -1).numpy().reshape(VOCAB, VOCAB, 3, VOCAB)
     joint: FloatArray = p[0, 0, 0][:, None, None] * p[:, 0, 1][:, :, None] * p[:, :, 2]
     return joint
 
 
-def p_value(engine: Any, law: FloatArray) -> float:
-    """Chi-square over all outcomes of three tokens, the rare ones together."""
+def p_value(engine: Any, distribution: FloatArray) -> float:
+    """Chi-square over all triples of tokens; rare ones are pooled."""
     counts = np.zeros((VOCAB,) * 3)
     for begin in range(0, SAMPLES, 500):
-        asked = [Request(str(begin + i), PROMPT, max_tokens=3, sampling=SAMPLING) for i in range(500)]
-        for result in answers(engine, asked):
+        requests = [Request(str(begin + i), PROMPT, max_tokens=3, sampling=SAMPLING) for i in range(500)]
+        for result in generate(engine, requests):
             counts[result.token_ids] += 1
-    expected = SAMPLES * law.ravel()
+    expected = SAMPLES * distribution.ravel()
     common = expected >= 5
     seen = np.append(counts.ravel()[common], counts.ravel()[~common].sum())
     due = np.append(expected[common], expected[~common].sum())
-    assert counts.ravel()[expected == 0].sum() == 0, "something was said that cannot be"
+    assert counts.ravel()[expected == 0].sum() == 0, "a token of probability zero was sampled"
     return float(chi2.sf(((seen - due) ** 2 / due).sum(), len(seen) - 1))
 
 
 CASES = [
-    (("model",), "reject"),
+    (("model",), "rejection"),
     (("model",), "block"),
     (("model", "suffix"), "auto"),
-    (("drawn tree",), "auto"),
+    (("sampled tree",), "auto"),
     (("suffix",), "auto"),
 ]
 
 
 @pytest.mark.parametrize(("names", "verifier"), CASES)
-def test_three_tokens_have_the_law_of_the_target(
-    tiny_llama: Any, law: FloatArray, names: tuple[str, ...], verifier: str
+def test_three_tokens_have_the_distribution_of_the_target(
+    tiny_llama: Any, distribution: FloatArray, names: tuple[str, ...], verifier: str
 ) -> None:
     drafters = make_drafters(tiny_llama, *names, slots=64)
     engine = make_engine(tiny_llama, drafters, slots=64, length=16, verifier=verifier, max_draft=6)
-    assert p_value(engine, law) > ERROR
-    assert engine.guesser.errors.total() == 0
+    assert p_value(engine, distribution) > ERROR
+    assert engine.speculator.errors.total() == 0
 
 
-class Lying:
-    """A drafter that does not say what its guesses were drawn from."""
+class WrongQ:
+    """A drafter that reports a q from which its draft tokens were not sampled."""
 
     def __init__(self, honest: Drafter) -> None:
         self.honest = honest
@@ -91,10 +91,10 @@ class Lying:
 
 
 @pytest.mark.parametrize(("names", "verifier"), [CASES[0], CASES[1], CASES[3]])
-def test_a_q_that_was_not_drawn_from_is_found_out(
-    tiny_llama: Any, law: FloatArray, names: tuple[str, ...], verifier: str
+def test_a_wrong_q_is_detected(
+    tiny_llama: Any, distribution: FloatArray, names: tuple[str, ...], verifier: str
 ) -> None:
     drafters = make_drafters(tiny_llama, *names, slots=64)
-    lying = {name: Lying(drafter) for name, drafter in drafters.items()}
-    engine = make_engine(tiny_llama, lying, slots=64, length=16, verifier=verifier, max_draft=6)
-    assert p_value(engine, law) < 1e-9
+    wrong = {name: WrongQ(drafter) for name, drafter in drafters.items()}
+    engine = make_engine(tiny_llama, wrong, slots=64, length=16, verifier=verifier, max_draft=6)
+    assert p_value(engine, distribution) < 1e-9

@@ -1,4 +1,4 @@
-"""An output path that cannot be written is an error before any work is done."""
+"""Commands reject an output path that cannot be written before they do any work."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def fail(*_: object, **__: object) -> None:
     ("command", "work"),
     [
         ("theory", "forerun.bench.figures.theory.draw_theory"),
-        ("simulate laptop", "forerun.simulate.scenario.answer"),
-        ("simulate --grid", "forerun.simulate.grid.play"),
+        ("simulate laptop", "forerun.simulate.scenario.run_scenario"),
+        ("simulate --grid", "forerun.simulate.grid.run_grid"),
     ],
 )
 def test_figures(command: str, work: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What looking text up gives on recorded outputs of a real model: the figures we hold ourselves to."""
+"""Required acceptance of the lookup drafters on recorded outputs of a real model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 CHAIN = ("--drafter", "suffix", "--nodes", "16", "--chain")
 TREE = ("--drafter", "suffix", "--nodes", "16")
-SHARED = ("--drafter", "suffix", "--nodes", "32", "--shared")
+SHARED = ("--drafter", "suffix", "--nodes", "32", "--share-outputs")
 VLLM = ("--drafter", "vllm-ngram", "--nodes", "4")
 VLLM_8 = ("--drafter", "vllm-ngram", "--nodes", "8")
 PRICED = ("--price", "0.012")
@@ -39,7 +39,7 @@ def report(*options: str) -> dict[str, Any]:
     return values
 
 
-def test_the_yardstick_measures_what_was_measured_before() -> None:
+def test_vllms_ngram_rule_has_the_tokens_per_step_of_earlier_records() -> None:
     values = report(*VLLM)
     found = {name: round(line["tokens_per_step"], 2) for name, line in values["categories"].items()}
     assert found == {
@@ -65,28 +65,30 @@ def test_more_tokens_per_step_than_vllms_rule(options: tuple[str, ...], least: f
 
 @pytest.mark.parametrize("nodes", ["4", "8"])
 @pytest.mark.parametrize("lines", ["all", "even"])
-def test_with_a_price_on_every_guess_it_is_ahead_in_each_category(nodes: str, lines: str) -> None:
+def test_with_a_price_per_draft_token_the_suffix_drafter_leads_in_each_category(
+    nodes: str, lines: str
+) -> None:
     ours = report(*CHAIN, *PRICED, "--lines", lines)["categories"]
     theirs = report("--drafter", "vllm-ngram", "--nodes", nodes, *PRICED, "--lines", lines)["categories"]
     behind = [name for name in ours if ours[name]["tokens_per_cost"] <= theirs[name]["tokens_per_cost"]]
     assert not behind
 
 
-def test_a_tree_beats_a_chain_of_as_many_guesses_in_each_category() -> None:
+def test_a_tree_beats_a_chain_with_as_many_draft_tokens_in_each_category() -> None:
     chain, tree = report(*CHAIN)["categories"], report(*TREE)["categories"]
     for name in chain:
-        assert chain[name]["guesses_per_step"] == tree[name]["guesses_per_step"] == 16
+        assert chain[name]["draft_tokens_per_step"] == tree[name]["draft_tokens_per_step"] == 16
         assert tree[name]["tokens_per_step"] > chain[name]["tokens_per_step"]
 
 
 def row(*options: str, key: str = "tokens_per_step") -> str:
-    """A line of a table as the documents print it."""
+    """A row of a table as in the documents."""
     categories = report(*options)["categories"]
     figures = [categories[name][key] for name in sorted(categories)]
     return " | ".join(f"{figure:.2f}" for figure in [*figures, geometric_mean(figures)])
 
 
-def test_the_documents_print_what_is_measured() -> None:
+def test_the_documents_have_the_measured_figures() -> None:
     readme, notes = (ROOT / "README.md").read_text(), (ROOT / "docs" / "lab-notes.md").read_text()
     shown: list[tuple[str, ...]] = [VLLM, CHAIN, TREE, SHARED]
     for options in shown:

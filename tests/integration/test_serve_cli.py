@@ -122,7 +122,7 @@ def free_port() -> str:
         return str(sock.getsockname()[1])
 
 
-def test_what_is_printed_is_what_is_started(started: list[Any], tmp_path: Path) -> None:
+def test_the_printed_command_is_the_one_that_is_started(started: list[Any], tmp_path: Path) -> None:
     args = [str(model_in(tmp_path / "m")), "--port", free_port(), "--host", "127.0.0.1"]
     assert isinstance(run(*args).exception, Started)
     ((command, environment),) = started
@@ -133,7 +133,9 @@ def test_what_is_printed_is_what_is_started(started: list[Any], tmp_path: Path) 
     }
 
 
-def test_what_is_missing_is_one_line_before_vllm_starts(started: list[Any], tmp_path: Path) -> None:
+def test_missing_files_are_reported_in_one_line_before_vllm_starts(
+    started: list[Any], tmp_path: Path
+) -> None:
     model, missing = str(model_in(tmp_path / "m")), str(tmp_path / "missing")
     port = ["--port", free_port(), "--host", "127.0.0.1"]
     one_line(run(missing, *port), missing, "directory")
@@ -227,7 +229,7 @@ def test_the_shell_completes_commands_and_options() -> None:
     assert "--draft-model" in completed("forerun serve --d")
 
 
-def test_the_doctor_finds_nothing_broken_here() -> None:
+def test_the_doctor_reports_a_working_installation() -> None:
     result = CliRunner().invoke(app, ["doctor", "--json"])
     findings = {each["what"]: each["outcome"] for each in json.loads(result.stdout)}
     assert result.exit_code == 0, findings
@@ -235,17 +237,17 @@ def test_the_doctor_finds_nothing_broken_here() -> None:
     assert "broken" not in findings.values()
 
 
-def test_the_doctor_says_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> None:
-        raise KeyError("nobody")
+        raise KeyError("missing")
 
     monkeypatch.setattr("forerun.drafters.registry.make_drafters", fail)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
-    assert "KeyError: 'nobody'" in result.output
+    assert "KeyError: 'missing'" in result.output
 
 
-def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.cli.doctor._version", lambda _: None)
     result = CliRunner().invoke(app, ["doctor"])
     assert "pip install" in result.output

@@ -1,4 +1,4 @@
-"""What a grammar forces, asked of the real xgrammar with the real tokenizer."""
+"""Tokens that a grammar forces, with the real xgrammar and the real tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="needs the extra `vllm`")
 import xgrammar
 from transformers import AutoTokenizer
 
-from forerun.engines.vllm.grammar import forced
+from forerun.engines.vllm.grammar import forced_tokens
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def compiler(tokenizer: Any) -> xgrammar.GrammarCompiler:
 
 
 def grammar_of(compiled: Any) -> Any:
-    """As vLLM holds one: a matcher and a size."""
+    """A grammar as vLLM wraps it: a matcher and a vocabulary size."""
     matcher = xgrammar.GrammarMatcher(compiled)
     return SimpleNamespace(
         matcher=matcher,
@@ -38,31 +38,30 @@ def grammar_of(compiled: Any) -> Any:
 
 
 def bits(grammar: Any) -> list[int]:
-    """What the grammar allows next: its state, as far as it can be seen."""
+    """The tokens that the grammar allows next: its observable state."""
     mask = xgrammar.allocate_token_bitmask(1, grammar.vocab_size)
     grammar.matcher.fill_next_token_bitmask(mask, 0)
     allowed: list[int] = mask[0].tolist()
     return allowed
 
 
-def test_what_only_one_text_can_follow_is_guessed(compiler: xgrammar.GrammarCompiler, tokenizer: Any) -> None:
+def test_text_that_the_grammar_forces_is_drafted(compiler: xgrammar.GrammarCompiler, tokenizer: Any) -> None:
     encode = partial(tokenizer.encode, add_special_tokens=False)
     grammar = grammar_of(compiler.compile_regex("(yes|no), this is how it ends"))
     before = bits(grammar)
-    assert forced(grammar, [], 24, encode) == [], "yes or no: nothing is forced"
-    ahead = encode("yes")
-    found = forced(grammar, ahead, 24, encode)
+    assert forced_tokens(grammar, [], 24, encode) == [], "yes or no: nothing is forced"
+    found = forced_tokens(grammar, encode("yes"), 24, encode)
     assert tokenizer.decode(found[:-1]) == ", this is how it ends"
-    assert found[-1] == tokenizer.eos_token_id, "after which nothing but the end is allowed"
-    assert bits(grammar) == before, "the grammar is where it was"
+    assert found[-1] == tokenizer.eos_token_id, "then only the end is allowed"
+    assert bits(grammar) == before, "the state of the grammar is unchanged"
 
 
-def test_no_more_than_asked_for(compiler: xgrammar.GrammarCompiler, tokenizer: Any) -> None:
+def test_the_number_of_forced_tokens_is_bounded(compiler: xgrammar.GrammarCompiler, tokenizer: Any) -> None:
     encode = partial(tokenizer.encode, add_special_tokens=False)
     grammar = grammar_of(compiler.compile_regex("one two three four five six seven"))
-    whole = forced(grammar, [], 24, encode)
-    for most in range(8):
-        assert forced(grammar, [], most, encode) == whole[:most]
+    whole = forced_tokens(grammar, [], 24, encode)
+    for max_tokens in range(8):
+        assert forced_tokens(grammar, [], max_tokens, encode) == whole[:max_tokens]
 
 
 def test_keys_of_a_schema_are_forced(compiler: xgrammar.GrammarCompiler, tokenizer: Any) -> None:
@@ -72,20 +71,20 @@ def test_keys_of_a_schema_are_forced(compiler: xgrammar.GrammarCompiler, tokeniz
     )
     encode = partial(tokenizer.encode, add_special_tokens=False)
     grammar = grammar_of(compiler.compile_json_schema(schema, any_whitespace=False))
-    found = forced(grammar, [], 24, encode)
+    found = forced_tokens(grammar, [], 24, encode)
     assert tokenizer.decode(found, skip_special_tokens=True) == '{"status_of_the_order": "shipped_yesterday"}'
 
 
-def test_tokens_that_the_grammar_refuses_and_other_grammars(
+def test_rejected_drafts_ended_grammars_and_other_grammars_force_nothing(
     compiler: xgrammar.GrammarCompiler, tokenizer: Any
 ) -> None:
     encode = partial(tokenizer.encode, add_special_tokens=False)
     grammar = grammar_of(compiler.compile_regex("only this text"))
     before = bits(grammar)
-    assert forced(grammar, encode("something else"), 8, encode) == []
+    assert forced_tokens(grammar, encode("something else"), 8, encode) == []
     assert bits(grammar) == before
-    assert forced(SimpleNamespace(), [], 8, encode) == [], "a grammar that cannot be asked"
+    assert forced_tokens(SimpleNamespace(), [], 8, encode) == [], "not a grammar of xgrammar"
     ended = grammar_of(compiler.compile_regex("a"))
     for token in (*encode("a"), tokenizer.eos_token_id):
         assert ended.matcher.accept_token(token)
-    assert forced(ended, [], 8, encode) == []
+    assert forced_tokens(ended, [], 8, encode) == []

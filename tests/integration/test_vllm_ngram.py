@@ -1,4 +1,4 @@
-"""The yardstick is vLLM's own rule, held against vLLM itself."""
+"""The n-gram baseline drafter proposes the same draft tokens as vLLM's own proposer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ngram_proposer = pytest.importorskip("vllm.v1.spec_decode.ngram_proposer", reaso
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 10))
-def test_the_yardstick_guesses_what_vllm_guesses(text: list[int], num: int) -> None:
+def test_the_baseline_drafter_equals_vllms_ngram_proposer(text: list[int], num: int) -> None:
     theirs = ngram_proposer._find_longest_matched_ngram_and_propose_tokens(
         np.array(text, dtype=np.int32), min_ngram=1, max_ngram=4, max_model_len=10_000, k=num
     )

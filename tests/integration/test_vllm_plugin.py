@@ -1,4 +1,4 @@
-"""The plugin changes vLLM's front end where forerun's scheduler runs, and nowhere else."""
+"""The plug-in changes vLLM's front end only where forerun's scheduler runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from forerun.engines.vllm.shutdown import CLOSE_SECONDS
 
 
 @pytest.mark.parametrize(("scheduler", "seconds"), [(SCHEDULER, CLOSE_SECONDS), ("other.Scheduler", None)])
-def test_stopping_is_bounded_for_servers_with_our_scheduler(
+def test_the_shutdown_is_bounded_only_with_our_scheduler(
     monkeypatch: pytest.MonkeyPatch, scheduler: str, seconds: int | None
 ) -> None:
     monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
-    monkeypatch.setattr(plugin, "_show_counts", lambda _: None)
+    monkeypatch.setattr(plugin, "_export_metrics", lambda _: None)
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler), additional_config={}, instance_id="i"
     )
@@ -34,7 +34,7 @@ def test_stopping_is_bounded_for_servers_with_our_scheduler(
 @pytest.mark.parametrize(
     ("settings", "term"), [({"max_drft": 3}, "max_draft"), ({"drafters": ["sufix"]}, "suffix")]
 )
-def test_settings_that_no_engine_could_start_with_are_one_line(settings: Any, term: str) -> None:
+def test_invalid_settings_exit_with_one_line(settings: Any, term: str) -> None:
     from forerun.engines.vllm.__main__ import _check_settings
 
     with pytest.raises(SystemExit) as stopped:

@@ -1,4 +1,4 @@
-"""From logits to p as vLLM's own sampler does it, on random logits and all settings at once."""
+"""The target distribution equals that of vLLM's sampler, on random logits with all settings at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=64))
 def of_vllm(
     logits: torch.Tensor, params: list[SamplingParams], histories: list[TokenHistory]
 ) -> torch.Tensor:
-    """The distribution vLLM's sampler draws from: its own modules, in its own order, up to the draw."""
+    """The distribution that vLLM's sampler samples from, by its own modules in its own order."""
     from vllm import SamplingParams as TheirParams
     from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors
     from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinPLogitsProcessor
@@ -80,13 +80,13 @@ def of_vllm(
     return result
 
 
-def demand_the_same(
+def assert_same_distribution(
     ours: torch.Tensor, theirs: torch.Tensor, params: list[SamplingParams], before: torch.Tensor
 ) -> int:
-    """Same support, probabilities within 1e-6; returns how many rows needed a closer look.
+    """Assert equal support and probabilities within 1e-6; returns the number of rows with an excused token.
 
-    The one excuse: a running sum that meets 1 - top_p to within rounding. vLLM sums the row in sorted order
-    and we do not, so either answer is float32's; then one token at the edge may differ, and no more.
+    A token is excused if the running sum equals 1 - top_p within rounding there: vLLM sums rows in sorted
+    order and forerun does not, so both results are correct in float32. At most one token per row may differ.
     `before` is p without top-p.
     """
     excused = 0
@@ -102,7 +102,7 @@ def demand_the_same(
 
 
 def _mass_above(token: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor, before: torch.Tensor) -> float:
-    """What the tokens that both keep weigh before top-p is applied."""
+    """The probability, before top-p, of the tokens that both keep."""
     both = (ours > 0) & (theirs > 0)
     assert not both[token]
     return float(before[both].double().sum())
@@ -149,7 +149,7 @@ def test_all_settings_together_give_vllms_distribution(seed: int) -> None:
     )
     ours = probabilities(logits, BatchSampling.of(params), [RowContext(history) for history in histories])
     before = without_top_p(logits, params, histories)
-    assert demand_the_same(ours, of_vllm(logits, params, histories), params, before) <= 2
+    assert assert_same_distribution(ours, of_vllm(logits, params, histories), params, before) <= 2
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_each_setting_alone_gives_vllms_distribution(setting: dict[str, Any]) ->
     logits = torch.randn(16, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
     ours = probabilities(logits, BatchSampling.of(params), [RowContext(history) for history in histories])
     before = without_top_p(logits, params, histories)
-    assert demand_the_same(ours, of_vllm(logits, params, histories), params, before) == 0
+    assert assert_same_distribution(ours, of_vllm(logits, params, histories), params, before) == 0
 
 
 def test_the_comparison_can_fail() -> None:
@@ -182,4 +182,6 @@ def test_the_comparison_can_fail() -> None:
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)) * 2
     other = probabilities(logits, BatchSampling.of([SamplingParams(top_p=0.85)] * 4))
     with pytest.raises(AssertionError):
-        demand_the_same(other, of_vllm(logits, params, histories), params, torch.softmax(logits, dim=-1))
+        assert_same_distribution(
+            other, of_vllm(logits, params, histories), params, torch.softmax(logits, dim=-1)
+        )

@@ -1,4 +1,4 @@
-"""Our sampler for vLLM, with a plain sampler that is easy to see through: what is kept, what is untouched."""
+"""The sampler for vLLM on top of a transparent fake of vLLM's own: accepted tokens, and restored state."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from forerun.engines.vllm.sampler import SpeculativeSampler
 VOCAB = 8
 
 
-class Plain:
-    """Says the likeliest token, draws once from every generator it is given, and remembers what it saw."""
+class ArgmaxSampler:
+    """Takes the most likely token, and records the generators, rows, temperatures and outputs it is given."""
 
     def __init__(self) -> None:
-        self.drawn: list[list[int]] = []
+        self.seeds: list[list[int]] = []
         self.num_rows: list[int] = []
         self.temperatures: list[Any] = []
         self.outputs: list[list[list[int]]] = []
@@ -35,14 +35,14 @@ class Plain:
         return logits.argmax(dim=-1)
 
     def __call__(self, logits: torch.Tensor, sampling: SamplingMetadata) -> SamplerOutput:
-        self.drawn.append([generator.initial_seed() for generator in sampling.generators.values()])
+        self.seeds.append([generator.initial_seed() for generator in sampling.generators.values()])
         self.num_rows.append(len(logits))
         self.temperatures.append(sampling.temperature)
         self.outputs.append([list(output) for output in sampling.output_token_ids])
         tokens = logits.argmax(dim=-1, keepdim=True).to(torch.int32)
         logprobs = LogprobsTensors(tokens, logits.gather(1, tokens.long()), tokens[:, 0])
-        wanted = sampling.max_num_logprobs is not None
-        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs if wanted else None)
+        has_logprobs = sampling.max_num_logprobs is not None
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs if has_logprobs else None)
 
 
 def sampling(num: int, outputs: list[list[int]], **changed: Any) -> SamplingMetadata:
@@ -68,23 +68,23 @@ def sampling(num: int, outputs: list[list[int]], **changed: Any) -> SamplingMeta
 
 
 def run(
-    guesses: list[list[int]], target: list[list[int]], **changed: Any
-) -> tuple[SamplerOutput, Plain, list[list[int]]]:
-    """Sample where the target says these tokens at the rows of each request."""
+    drafts: list[list[int]], target: list[list[int]], **changed: Any
+) -> tuple[SamplerOutput, ArgmaxSampler, list[list[int]]]:
+    """Sample with a target that generates these tokens at the rows of each request."""
     logits = torch.nn.functional.one_hot(torch.tensor([t for row in target for t in row]), VOCAB).float()
-    metadata = SpecDecodeMetadata.make_dummy(guesses, torch.device("cpu"))
-    outputs = [[100 + request] for request in range(len(guesses))]
+    metadata = SpecDecodeMetadata.make_dummy(drafts, torch.device("cpu"))
+    outputs = [[100 + request] for request in range(len(drafts))]
     processors = LogitsProcessors()
     runner = runner_of(outputs, processors)
-    plain = Plain()
-    sampler = SpeculativeSampler(plain, runner, SpeculationConfig())
-    said = sampler(metadata, None, logits, sampling(len(guesses), outputs, **changed))
-    return said, plain, outputs
+    stock = ArgmaxSampler()
+    sampler = SpeculativeSampler(stock, runner, SpeculationConfig())
+    output = sampler(metadata, None, logits, sampling(len(drafts), outputs, **changed))
+    return output, stock, outputs
 
 
 def runner_of(outputs: list[list[int]], processors: Any, **params: Any) -> Any:
-    """As much of vLLM's runner as the sampler looks at."""
-    names = [f"request-{place}" for place in range(len(outputs))]
+    """The parts of vLLM's runner that the sampler uses."""
+    names = [f"request-{index}" for index in range(len(outputs))]
     settings = SimpleNamespace(**{"extra_args": None, "structured_outputs": None} | params)
     return SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=names, req_output_token_ids=outputs, logitsprocs=processors),
@@ -94,59 +94,59 @@ def runner_of(outputs: list[list[int]], processors: Any, **params: Any) -> Any:
     )
 
 
-GUESSES = [[1, 2, 3], [4], [], [5, 5]]
+DRAFTS = [[1, 2, 3], [4], [], [5, 5]]
 TARGET = [[1, 2, 7, 6], [0, 3], [2], [5, 5, 1]]
-SAID = [[1, 2, 7, -1], [0, -1, -1, -1], [2, -1, -1, -1], [5, 5, 1, -1]]
+EMITTED = [[1, 2, 7, -1], [0, -1, -1, -1], [2, -1, -1, -1], [5, 5, 1, -1]]
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_words_are_kept_up_to_the_first_that_was_not_guessed(greedy: bool) -> None:
-    output, _, _ = run(GUESSES, TARGET, all_greedy=greedy, all_random=not greedy)
-    assert output.sampled_token_ids.tolist() == SAID
+def test_the_output_ends_with_the_first_token_that_differs_from_the_draft(greedy: bool) -> None:
+    output, _, _ = run(DRAFTS, TARGET, all_greedy=greedy, all_random=not greedy)
+    assert output.sampled_token_ids.tolist() == EMITTED
     assert output.sampled_token_ids.dtype == torch.int32
 
 
-def test_a_generator_draws_once_for_every_token_that_is_said() -> None:
+def test_a_generator_advances_once_per_emitted_token() -> None:
     generators = {request: torch.Generator().manual_seed(request) for request in range(4)}
-    _, plain, _ = run(GUESSES, TARGET, generators=generators)
-    assert plain.drawn == [[0, 1, 2, 3], [0, 3], [0, 3]]
-    _, plain, _ = run(GUESSES, TARGET, generators=generators, bad_words_token_ids={0: [[7, 7]]})
-    assert plain.drawn == [[0, 1, 2, 3], [0, 3], [0, 3]]
+    _, stock, _ = run(DRAFTS, TARGET, generators=generators)
+    assert stock.seeds == [[0, 1, 2, 3], [0, 3], [0, 3]]
+    _, stock, _ = run(DRAFTS, TARGET, generators=generators, bad_words_token_ids={0: [[7, 7]]})
+    assert stock.seeds == [[0, 1, 2, 3], [0, 3], [0, 3]]
 
 
-def test_only_those_that_still_speak_are_sampled_for_where_that_can_be_told_apart() -> None:
-    assert run(GUESSES, TARGET)[1].num_rows == [4, 2, 2]
-    assert run(GUESSES, TARGET, bad_words_token_ids={0: [[7, 7]]})[1].num_rows == [4, 4, 4]
+def test_only_active_requests_are_sampled_if_rows_are_independent() -> None:
+    assert run(DRAFTS, TARGET)[1].num_rows == [4, 2, 2]
+    assert run(DRAFTS, TARGET, bad_words_token_ids={0: [[7, 7]]})[1].num_rows == [4, 4, 4]
     temperature = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    _, plain, _ = run(GUESSES, TARGET, temperature=temperature, top_p=temperature / 4)
-    assert [each.tolist() for each in plain.temperatures] == [[1.0, 2.0, 3.0, 4.0], [1.0, 4.0], [1.0, 4.0]]
+    _, stock, _ = run(DRAFTS, TARGET, temperature=temperature, top_p=temperature / 4)
+    assert [each.tolist() for each in stock.temperatures] == [[1.0, 2.0, 3.0, 4.0], [1.0, 4.0], [1.0, 4.0]]
 
 
-def test_what_was_kept_counts_as_said_and_is_then_taken_back() -> None:
-    _, plain, outputs = run(GUESSES, TARGET)
-    assert plain.outputs[2] == [[100, 1, 2], [101], [102], [103, 5, 5]]
+def test_accepted_tokens_are_part_of_the_outputs_only_during_sampling() -> None:
+    _, stock, outputs = run(DRAFTS, TARGET)
+    assert stock.outputs[2] == [[100, 1, 2], [101], [102], [103, 5, 5]]
     assert outputs == [[100], [101], [102], [103]]
 
 
-def test_outputs_are_taken_back_though_sampling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_restored_if_sampling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def fail(self: Plain, logits: torch.Tensor, sampling: SamplingMetadata) -> SamplerOutput:
+    def fail(self: ArgmaxSampler, logits: torch.Tensor, sampling: SamplingMetadata) -> SamplerOutput:
         calls.append(sampling)
         if len(calls) == 2:
-            raise RuntimeError("no")
+            raise RuntimeError("sampling failed")
         return SamplerOutput(logits.argmax(dim=-1, keepdim=True).to(torch.int32), None)
 
-    monkeypatch.setattr(Plain, "__call__", fail)
+    monkeypatch.setattr(ArgmaxSampler, "__call__", fail)
     with pytest.raises(RuntimeError):
-        run(GUESSES, TARGET)
+        run(DRAFTS, TARGET)
     assert calls[0].output_token_ids == [[100], [101], [102], [103]]
 
 
-def test_logprobs_come_request_by_request() -> None:
-    output, _, _ = run(GUESSES, TARGET, max_num_logprobs=0)
+def test_logprobs_are_grouped_by_request() -> None:
+    output, _, _ = run(DRAFTS, TARGET, max_num_logprobs=0)
     assert output.logprobs_tensors is not None
     ids = output.logprobs_tensors.logprob_token_ids[:, 0].reshape(4, 4)
-    for request, words in enumerate(SAID):
-        kept = [word for word in words if word >= 0]
-        assert ids[request, : len(kept)].tolist() == kept
+    for request, row in enumerate(EMITTED):
+        tokens = [token for token in row if token >= 0]
+        assert ids[request, : len(tokens)].tolist() == tokens

@@ -1,7 +1,7 @@
-"""Guesses that a draft model drew, judged by our sampler on vLLM's own: the law of plain sampling.
+"""Draft tokens sampled by a draft model, verified on top of vLLM's sampler: the distribution is the target's.
 
-Thousands of requests in one batch, two guesses each, over a vocabulary of six. What a request says is made up
-to two tokens by plain draws, and the pairs are held against their exact probabilities by a chi-square test.
+6000 requests in one batch, two draft tokens each, over a vocabulary of six. Outputs of one token are
+completed to two by samples from p, and a chi-square test compares the pairs with their exact probabilities.
 """
 
 from __future__ import annotations
@@ -34,103 +34,103 @@ Q = torch.tensor([[0.1, 0.4, 0.1, 0.2, 0.1, 0.1], [0.3, 0.1, 0.1, 0.1, 0.2, 0.2]
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def drawn(generator: torch.Generator) -> torch.Tensor:
-    """Two guesses for every request, drawn from q."""
+def sample_drafts(generator: torch.Generator) -> torch.Tensor:
+    """Two draft tokens for every request, sampled from q."""
     return torch.stack([torch.multinomial(q, NUM, True, generator=generator) for q in Q], dim=1)
 
 
-def say(guesses: torch.Tensor, names: Callable[[str], bool], **config: Any) -> list[list[int]]:
-    """What every request says; those of these names count as drawn for."""
+def emit(drafts: torch.Tensor, is_sampled: Callable[[str], bool], **config: Any) -> list[list[int]]:
+    """The output of every request; the plan lists the names that are sampled."""
     outputs: list[list[int]] = [[] for _ in range(NUM)]
     extra = {"extra_args": config.pop("extra_args", None)}
     runner = runner_of(outputs, LogitsProcessors(), **extra)
     runner._draft_probs = Q.expand(NUM, *Q.shape)
     runner._draft_prob_req_ids = runner.input_batch.req_ids
     sampler = SpeculativeSampler(StockSampler(), runner, SpeculationConfig(**config))
-    sampler.plan = StepPlan(frozenset(filter(names, runner.input_batch.req_ids)))
-    metadata = SpecDecodeMetadata.make_dummy(guesses.tolist(), torch.device("cpu"))
-    output = sampler(metadata, None, P[: guesses.shape[1] + 1].log().repeat(NUM, 1), sampling(NUM, outputs))
+    sampler.plan = StepPlan(frozenset(filter(is_sampled, runner.input_batch.req_ids)))
+    metadata = SpecDecodeMetadata.make_dummy(drafts.tolist(), torch.device("cpu"))
+    output = sampler(metadata, None, P[: drafts.shape[1] + 1].log().repeat(NUM, 1), sampling(NUM, outputs))
     return [[token for token in row if token >= 0] for row in output.sampled_token_ids.tolist()]
 
 
-def p_value(said: list[list[int]], p: torch.Tensor = P) -> float:
-    """How likely pairs so far from p are, if they are from p."""
+def p_value(emitted: list[list[int]], p: torch.Tensor = P) -> float:
+    """The p-value of the chi-square test that the pairs follow p."""
     rng = np.random.default_rng(5)
     second = p[1].double().numpy()
     counts = np.zeros((VOCAB, VOCAB))
-    for tokens in said:
+    for tokens in emitted:
         last = tokens[1] if len(tokens) > 1 else rng.choice(VOCAB, p=second / second.sum())
         counts[tokens[0], last] += 1
     expected = np.outer(p[0].double(), p[1].double())
     return float(chisquare(counts.ravel(), NUM * expected.ravel() / expected.sum()).pvalue)
 
 
-@pytest.mark.parametrize("verifier", ["auto", "reject", "block", "follow"])
-def test_drawn_guesses_keep_the_law(verifier: str) -> None:
+@pytest.mark.parametrize("verifier", ["auto", "rejection", "block", "match"])
+def test_sampled_drafts_leave_the_target_distribution_unchanged(verifier: str) -> None:
     torch.manual_seed(1)
-    guesses = drawn(torch.Generator().manual_seed(2))
-    said = say(guesses, lambda _: True, verifier=verifier)
-    assert p_value(said) > 1e-3
-    kept = np.mean([len(tokens) - 1 for tokens in said])
+    drafts = sample_drafts(torch.Generator().manual_seed(2))
+    emitted = emit(drafts, lambda _: True, verifier=verifier)
+    assert p_value(emitted) > 1e-3
+    num_accepted = np.mean([len(tokens) - 1 for tokens in emitted])
     expected = float(torch.minimum(P[0], Q[0]).sum())
-    assert kept > (0.1 if verifier == "follow" else 0.9 * expected), "guesses did stand"
+    assert num_accepted > (0.1 if verifier == "match" else 0.9 * expected), "draft tokens were accepted"
 
 
-def test_half_of_the_batch_drawn_and_half_looked_up_keep_the_law() -> None:
+def test_a_batch_of_sampled_and_looked_up_drafts_leaves_the_target_distribution_unchanged() -> None:
     torch.manual_seed(3)
-    guesses = drawn(torch.Generator().manual_seed(4))
-    guesses[::2] = torch.tensor([1, 3])  # looked up: always the same
-    assert p_value(say(guesses, lambda name: int(name.split("-")[1]) % 2 == 1)) > 1e-3
+    drafts = sample_drafts(torch.Generator().manual_seed(4))
+    drafts[::2] = torch.tensor([1, 3])  # looked up: always the same
+    assert p_value(emit(drafts, lambda name: int(name.split("-")[1]) % 2 == 1)) > 1e-3
 
 
-def test_sabotaged_a_lookup_that_is_judged_by_the_draws_q_breaks_it() -> None:
+def test_sabotaged_a_lookup_that_is_verified_against_q_changes_the_distribution() -> None:
     torch.manual_seed(3)
-    guesses = torch.tensor([1, 3]).expand(NUM, 2)
-    assert p_value(say(guesses, lambda _: True)) < 1e-9
-    lucky = drawn(torch.Generator().manual_seed(4))
-    same = {f"request-{place}" for place in (lucky[:, 0] == 1).nonzero()[:, 0].tolist()}
-    assert p_value(say(torch.ones(NUM, 1, dtype=torch.int64), lambda name: name in same)) < 1e-9, (
-        "to judge by q just where a lookup happens to be what was drawn is to look at values"
+    drafts = torch.tensor([1, 3]).expand(NUM, 2)
+    assert p_value(emit(drafts, lambda _: True)) < 1e-9
+    sampled = sample_drafts(torch.Generator().manual_seed(4))
+    same = {f"request-{index}" for index in (sampled[:, 0] == 1).nonzero()[:, 0].tolist()}
+    assert p_value(emit(torch.ones(NUM, 1, dtype=torch.int64), lambda name: name in same)) < 1e-9, (
+        "verifying against q just where a lookup equals the sample conditions on its value"
     )
 
 
-def test_lenience_keeps_more_and_no_token_is_much_likelier_than_it_should_be() -> None:
+def test_lenience_accepts_more_and_bounds_the_probability_of_every_token() -> None:
     torch.manual_seed(6)
-    guesses = drawn(torch.Generator().manual_seed(7))
-    strict = say(guesses, lambda _: True)
-    lenient = say(guesses, lambda _: True, extra_args={"forerun_lenience": 0.5})
+    drafts = sample_drafts(torch.Generator().manual_seed(7))
+    strict = emit(drafts, lambda _: True)
+    lenient = emit(drafts, lambda _: True, extra_args={"forerun_lenience": 0.5})
     assert np.mean([len(tokens) for tokens in lenient]) > np.mean([len(tokens) for tokens in strict]) + 0.1
     first = np.bincount([tokens[0] for tokens in lenient], minlength=VOCAB) / NUM
     assert (first < P[0].numpy() / 0.5 + 0.03).all()
-    assert p_value(lenient) < 1e-6, "it is lossy, and says so"
+    assert p_value(lenient) < 1e-6, "lenience is lossy"
 
 
-def test_a_q_that_is_none_is_not_believed() -> None:
+def test_a_q_that_is_not_a_distribution_is_ignored() -> None:
     torch.manual_seed(8)
-    guesses = drawn(torch.Generator().manual_seed(9))
-    spoilt = Q.clone()
+    drafts = sample_drafts(torch.Generator().manual_seed(9))
+    before = Q.clone()
     try:
         Q[0, 0] = float("nan")
-        said = say(guesses, lambda _: True)
+        emitted = emit(drafts, lambda _: True)
     finally:
-        Q.copy_(spoilt)
-    assert p_value(said) > 1e-3
+        Q.copy_(before)
+    assert p_value(emitted) > 1e-3
 
 
-def test_where_p_is_none_a_request_says_what_plain_sampling_says() -> None:
+def test_if_p_is_not_a_distribution_each_request_emits_one_token() -> None:
     torch.manual_seed(8)
-    guesses = drawn(torch.Generator().manual_seed(9))
+    drafts = sample_drafts(torch.Generator().manual_seed(9))
     before = P.clone()
     try:
         P[1] = float("nan")
-        said = say(guesses, lambda _: True)
+        emitted = emit(drafts, lambda _: True)
     finally:
         P.copy_(before)
-    assert all(len(tokens) == 1 for tokens in said)
+    assert all(len(tokens) == 1 for tokens in emitted)
 
 
-def test_requests_below_their_minimum_are_followed() -> None:
-    """What a processor remembers of guesses that fall cannot be taken back, so they are not judged."""
+def test_requests_below_their_minimum_are_not_verified_by_rejection() -> None:
+    """The state of the minimum-tokens processor cannot be rolled back after a rejection."""
     outputs: list[list[int]] = [[], []]
     processor = MinTokensLogitsProcessor(CONFIG, torch.device("cpu"), False)
     processors = LogitsProcessors([processor])
@@ -141,11 +141,11 @@ def test_requests_below_their_minimum_are_followed() -> None:
     runner._draft_probs, runner._draft_prob_req_ids = Q.expand(2, *Q.shape), runner.input_batch.req_ids
     sampler = SpeculativeSampler(StockSampler(), runner, SpeculationConfig())
     sampler.plan = StepPlan(frozenset(runner.input_batch.req_ids))
-    judged = sampler._judged([[1, 2], [1, 2]], sampling(2, outputs, logitsprocs=processors))
-    assert list(judged) == [1]
+    rejection = sampler._rejection_requests([[1, 2], [1, 2]], sampling(2, outputs, logitsprocs=processors))
+    assert list(rejection) == [1]
 
 
-def test_the_engines_warm_up_has_guesses_and_no_requests() -> None:
+def test_a_warm_up_batch_has_draft_tokens_and_no_requests() -> None:
     sampler = SpeculativeSampler(StockSampler(), runner_of([], LogitsProcessors()), SpeculationConfig())
     metadata = SpecDecodeMetadata.make_dummy([[0], [0]], torch.device("cpu"))
     output = sampler(metadata, None, torch.randn(4, VOCAB), sampling(2, [[], []]))

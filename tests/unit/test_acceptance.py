@@ -1,4 +1,4 @@
-"""Properties of the decisions and verifiers in float32, over random and hostile numbers."""
+"""Properties of the acceptance test and the verifiers in float32, over random and extreme numbers."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from forerun.core.rejection_sampling import rejection_sample
 from forerun.errors import InvalidDistribution
 from forerun.types import Draft, Proposal, Verdict
 
-HOSTILE = st.sampled_from([0.0, 0.0, 1e-45, 1e-38, 1e-20, 1e-7, 0.5, 1.0, 1.0, 3.0])
+EXTREME = st.sampled_from([0.0, 0.0, 1e-45, 1e-38, 1e-20, 1e-7, 0.5, 1.0, 1.0, 3.0])
 
 
 @st.composite
-def laws(draw: st.DrawFn, size: int) -> torch.Tensor:
-    """Distributions with zeros, ties, point masses and entries as small as float32 has them."""
-    kind = draw(st.sampled_from(["hostile", "uniform", "point", "random"]))
+def distributions(draw: st.DrawFn, size: int) -> torch.Tensor:
+    """Distributions with zeros, ties, point masses and entries down to the smallest float32."""
+    kind = draw(st.sampled_from(["extreme", "uniform", "point", "random"]))
     if kind == "uniform":
         weights = np.ones(size, dtype=np.float32)
     elif kind == "point":
         weights = np.zeros(size, dtype=np.float32)
         weights[draw(st.integers(0, size - 1))] = 1
-    elif kind == "hostile":
-        weights = np.array([draw(HOSTILE) for _ in range(size)], dtype=np.float32)
+    elif kind == "extreme":
+        weights = np.array([draw(EXTREME) for _ in range(size)], dtype=np.float32)
         weights[draw(st.integers(0, size - 1))] = 1
     else:
         weights = draw(hnp.arrays(np.float32, size, elements=st.floats(0, 1, width=32))) + np.float32(1e-3)
-    law = torch.from_numpy(weights)
-    return law / law.sum()
+    tensor = torch.from_numpy(weights)
+    return tensor / tensor.sum()
 
 
 @st.composite
 def batches(
     draw: st.DrawFn, *, chains: bool = False
 ) -> tuple[list[Draft], torch.Tensor, np.ndarray, np.ndarray]:
-    """Random trees with sampled and chosen guesses, their p, and the numbers that judge them."""
+    """Random trees of sampled and chosen draft tokens, their p, and the uniforms u and v."""
     size = draw(st.integers(2, 6))
     drafts, rows = [], []
     for _ in range(draw(st.integers(1, 4))):
         num = draw(st.integers(0, 6))
         parents = [node - 1 if chains else draw(st.integers(-1, node - 1)) for node in range(num)]
         replacement = draw(st.booleans())
-        q = {parent: Proposal(draw(laws(size)), replacement) for parent in set(parents)}
+        q = {parent: Proposal(draw(distributions(size)), replacement) for parent in set(parents)}
         tokens: list[int] = []
         sampled: list[bool] = []
         for node, parent in enumerate(parents):
@@ -68,15 +68,15 @@ def batches(
                 q,
             )
         )
-        rows += [draw(laws(size)) for _ in range(num + 1)]
-    dice = st.one_of(st.just(0.0), st.just(1 - 2.0**-53), st.floats(0, 1, exclude_max=True))
-    u = np.array([draw(dice) for _ in rows])
-    v = np.array([draw(dice) for _ in drafts])
+        rows += [draw(distributions(size)) for _ in range(num + 1)]
+    uniform = st.one_of(st.just(0.0), st.just(1 - 2.0**-53), st.floats(0, 1, exclude_max=True))
+    u = np.array([draw(uniform) for _ in rows])
+    v = np.array([draw(uniform) for _ in drafts])
     return drafts, torch.stack(rows), u, v
 
 
-def demand_sense(drafts: list[Draft], p: torch.Tensor, verdicts: list[Verdict]) -> None:
-    """Kept guesses form a path from the root, and everything said has positive probability."""
+def check_verdicts(drafts: list[Draft], p: torch.Tensor, verdicts: list[Verdict]) -> None:
+    """Accepted nodes form a path from the root, and every committed token has positive probability."""
     row = 0
     for draft, verdict in zip(drafts, verdicts, strict=True):
         here = -1
@@ -90,35 +90,35 @@ def demand_sense(drafts: list[Draft], p: torch.Tensor, verdicts: list[Verdict]) 
 
 @settings(deadline=None, max_examples=300)
 @given(batches())
-def test_reject_says_only_what_the_target_can_say(
+def test_rejection_sampling_emits_only_tokens_of_positive_probability(
     batch: tuple[list[Draft], torch.Tensor, np.ndarray, np.ndarray],
 ) -> None:
     drafts, p, u, v = batch
-    demand_sense(drafts, p, rejection_sample(Forest.pack(drafts), p.clone(), u, v))
+    check_verdicts(drafts, p, rejection_sample(Forest.pack(drafts), p.clone(), u, v))
 
 
 @settings(deadline=None, max_examples=200)
 @given(batches(chains=True))
-def test_block_says_only_what_the_target_can_say(
+def test_block_verification_emits_only_tokens_of_positive_probability(
     batch: tuple[list[Draft], torch.Tensor, np.ndarray, np.ndarray],
 ) -> None:
     drafts, p, u, v = batch
-    demand_sense(drafts, p, block_verify(Forest.pack(drafts), p.clone(), u, v))
+    check_verdicts(drafts, p, block_verify(Forest.pack(drafts), p.clone(), u, v))
 
 
 @settings(deadline=None, max_examples=100)
 @given(batches(), st.floats(0.01, 1))
-def test_lenient_says_only_what_the_target_can_say(
+def test_lenient_verification_emits_only_tokens_of_positive_probability(
     batch: tuple[list[Draft], torch.Tensor, np.ndarray, np.ndarray], lenience: float
 ) -> None:
     drafts, p, u, v = batch
-    demand_sense(drafts, p, lenient(Forest.pack(drafts), p.clone(), u, v, np.full(len(drafts), lenience)))
-    demand_sense(drafts, p, lenient_greedy(Forest.pack(drafts), p.clone(), np.full(len(drafts), lenience)))
+    check_verdicts(drafts, p, lenient(Forest.pack(drafts), p.clone(), u, v, np.full(len(drafts), lenience)))
+    check_verdicts(drafts, p, lenient_greedy(Forest.pack(drafts), p.clone(), np.full(len(drafts), lenience)))
 
 
 @settings(deadline=None, max_examples=100)
 @given(batches())
-def test_requests_do_not_touch_each_other(
+def test_requests_of_a_batch_are_verified_independently(
     batch: tuple[list[Draft], torch.Tensor, np.ndarray, np.ndarray],
 ) -> None:
     drafts, p, u, v = batch
@@ -131,20 +131,20 @@ def test_requests_do_not_touch_each_other(
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.integers(2, 8).flatmap(lambda n: st.tuples(laws(n), laws(n))))
+@given(st.integers(2, 8).flatmap(lambda n: st.tuples(distributions(n), distributions(n))))
 def test_a_residual_is_finite_and_never_negative(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    p, q = (law[None] for law in pair)
+    p, q = (each[None] for each in pair)
     for p_mass, q_mass in ((1.0, 1.0), (0.25, 1.0), (1.0, 1e-6)):
-        left = residual(p, list(q), np.array([p_mass]), np.array([q_mass]))
-        assert torch.isfinite(left).all()
-        assert (left >= 0).all()
-        assert (left[p == 0] == 0).all()
+        rest = residual(p, list(q), np.array([p_mass]), np.array([q_mass]))
+        assert torch.isfinite(rest).all()
+        assert (rest >= 0).all()
+        assert (rest[p == 0] == 0).all()
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 5000), st.integers(0, 10**6), st.floats(0, 1, exclude_max=True))
-def test_the_compiled_pick_is_the_pick_as_stated(size: int, seed: int, v: float) -> None:
-    """On dyadic weights every sum is exact, so both must agree to the bit."""
+def test_compiled_inverse_cdf_sampling_equals_the_reference(size: int, seed: int, v: float) -> None:
+    """On dyadic weights every sum is exact, so both agree to the bit."""
     weights = torch.randint(0, 4, (1, size), generator=torch.Generator().manual_seed(seed)).float() / 64
     weights[0, seed % size] += 1 / 64
     numbers = np.array([round(v * 2**20) % 2**20 / 2**20])
@@ -152,26 +152,26 @@ def test_the_compiled_pick_is_the_pick_as_stated(size: int, seed: int, v: float)
 
 
 @pytest.mark.parametrize("v", [0.0, 0.5, 1 - 2.0**-53])
-def test_a_token_without_weight_is_never_picked(v: float) -> None:
+def test_a_token_of_weight_zero_is_never_sampled(v: float) -> None:
     weights = torch.zeros(1, 3000)
     weights[0, [5, 2999 - 7]] = torch.tensor([1e-30, 3e-30])
     assert sample_inverse_cdf(weights, np.array([v])).tolist() in ([5], [2992])
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [float("nan"), 1.0]])
-def test_nothing_to_draw_from_is_an_error(row: list[float]) -> None:
-    with pytest.raises(InvalidDistribution, match="nothing to draw from"):
+def test_sampling_from_a_row_without_mass_raises(row: list[float]) -> None:
+    with pytest.raises(InvalidDistribution, match="NaN or all 0"):
         sample_inverse_cdf(torch.tensor([row]), np.array([0.5]))
 
 
-def test_a_guess_stands_whenever_p_is_at_least_q() -> None:
+def test_a_draft_token_is_accepted_whenever_p_is_at_least_q() -> None:
     almost_one = 1 - 2.0**-53
     for x in (1e-38, 1e-7, 0.3, 1.0):
         assert accepts(np.float64(almost_one), np.float64(x), np.float64(x))
 
 
-def test_a_vanishing_residual_keeps_the_guess() -> None:
-    """p and q differ by rounding alone: refusing would leave nothing to say."""
+def test_a_draft_token_is_accepted_where_rounding_leaves_no_residual() -> None:
+    """p and q differ only by rounding: a rejection would leave no residual to sample from."""
     q = torch.tensor([0.5, 0.5])
     p = torch.tensor([[0.49999997, 0.5], [1.0, 0.0]])
     draft = Draft.chain([0], q=[Proposal(q)])
@@ -179,8 +179,8 @@ def test_a_vanishing_residual_keeps_the_guess() -> None:
     assert verdict == [Verdict((0,), 0)]
 
 
-def test_a_forbidden_guess_is_refused_even_where_rounding_leaves_nothing() -> None:
-    """p is 0 at the guess and nowhere above q: the guess goes, and p stays as it is."""
+def test_a_draft_token_of_target_probability_zero_is_rejected_even_without_residual() -> None:
+    """p is 0 at the draft token and nowhere above q: the token is rejected and p is unchanged."""
     q = torch.tensor([0.5, 0.5, 1e-12])
     p = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
     draft = Draft.chain([2], q=[Proposal(q)])
@@ -188,14 +188,14 @@ def test_a_forbidden_guess_is_refused_even_where_rounding_leaves_nothing() -> No
     assert verdict == Verdict((), 1)
 
 
-def test_a_pick_that_rounds_up_to_the_total_is_the_last_token_with_weight() -> None:
+def test_a_sample_that_rounds_up_to_the_total_is_the_last_token_with_weight() -> None:
     weights = torch.full((1, 5000), 0.1)
     weights[0, 4990:] = 0.0
     assert sample_inverse_cdf(weights, np.array([1.0])).tolist() == [4989]
     assert inverse_cdf_reference(weights, np.array([1.0])).tolist() == [4989]
 
 
-def test_sixty_four_refused_siblings_do_not_underflow() -> None:
+def test_sixty_four_rejected_siblings_do_not_underflow() -> None:
     size = 70
     q = torch.softmax(-torch.arange(size, dtype=torch.float32), dim=-1)
     p = torch.full((65, size), 1.0 / size)
@@ -206,15 +206,17 @@ def test_sixty_four_refused_siblings_do_not_underflow() -> None:
     assert 0 <= verdict.next_token < size
 
 
-def test_block_keeps_at_least_as_much_as_reject_on_average() -> None:
-    """Theorem of Sun et al., on the exact law of both."""
-    from forerun.audit.exact.enumeration import EnumerationCase, StepModel, draw_tokens, play_out
+def test_block_verification_emits_at_least_as_many_tokens_as_rejection_sampling() -> None:
+    """Theorem of Sun et al., on the exact output distribution of both."""
+    from forerun.audit.exact.enumeration import EnumerationCase, StepModel, enumerate_steps, sample_draft
     from forerun.audit.exact.toy_models import CHAINS, ToyModel
 
     for seed in range(6):
         cases = [EnumerationCase(ToyModel(3, seed), (CHAINS[1],))]
         mean = {}
         for verifier in (rejection_sample, block_verify):
-            (emitted,) = play_out(StepModel(verifier, draw_tokens), cases)
-            mean[verifier] = sum((Fraction(len(e)) * m for e, m in emitted.law.items()), Fraction(0))
+            (emitted,) = enumerate_steps(StepModel(verifier, sample_draft), cases)
+            mean[verifier] = sum(
+                (Fraction(len(e)) * m for e, m in emitted.probabilities.items()), Fraction(0)
+            )
         assert mean[block_verify] >= mean[rejection_sample]

@@ -1,4 +1,4 @@
-"""What commands share."""
+"""Checks of output paths, and deprecated option names."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def command(
         (["--", "--most"], "4 False ['--most']", []),
     ],
 )
-def test_an_old_name_of_an_option_works_with_a_notice(
+def test_a_deprecated_option_name_works_with_a_notice(
     arguments: list[str], printed: str, notices: list[str]
 ) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.stdout.strip() == printed
-    assert [word.strip(":;") for word in result.stderr.split() if word.startswith("--")] == notices
+    assert [part.strip(":;") for part in result.stderr.split() if part.startswith("--")] == notices
 
 
-def test_an_old_name_of_an_option_is_checked_like_the_new_one_and_not_in_the_help() -> None:
+def test_a_deprecated_option_name_is_validated_and_absent_from_the_help() -> None:
     assert CliRunner().invoke(app, ["--most", "0"]).exit_code == 2
     assert "--most" not in CliRunner().invoke(app, ["--help"]).output

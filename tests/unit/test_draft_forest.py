@@ -30,19 +30,19 @@ def test_siblings_keep_their_order_even_when_they_lie_apart() -> None:
     assert forest.first_child.tolist() == [1, 2, NONE, NONE, NONE]
 
 
-def test_a_batch_without_guesses_is_a_batch_of_roots() -> None:
+def test_a_batch_of_empty_drafts_has_only_roots() -> None:
     forest = Forest.pack([Draft.chain([]), Draft.chain([])])
     assert forest.num_rows == 2
     assert forest.verdicts(forest.roots, np.array([5, 6])) == [Verdict((), 5), Verdict((), 6)]
 
 
-def test_the_path_to_a_row_is_what_was_guessed_on_the_way() -> None:
+def test_the_path_to_a_row_has_its_draft_tokens_from_the_root() -> None:
     forest = Forest.pack([Draft.chain([]), tree([3, 4, 5], [-1, -1, 1])])
     assert forest.path(4) == [4, 5]
     assert forest.path(1) == []
 
 
-def test_verdicts_name_nodes_of_the_draft_not_rows_of_the_batch() -> None:
+def test_verdicts_index_nodes_of_the_draft_not_rows_of_the_batch() -> None:
     forest = Forest.pack([Draft.chain([1, 2]), tree([3, 4, 5], [-1, -1, 1])])
     assert forest.verdicts(np.array([2, 6]), np.array([9, 9])) == [Verdict((0, 1), 9), Verdict((1, 2), 9)]
 
@@ -63,12 +63,12 @@ def test_the_first_of_equal_siblings_is_found() -> None:
         Draft(np.array([1]), np.array([-1]), np.ones(1, dtype=bool)),
     ],
 )
-def test_a_broken_draft_anywhere_in_a_batch_is_refused(draft: Draft) -> None:
+def test_an_invalid_draft_anywhere_in_a_batch_raises(draft: Draft) -> None:
     with pytest.raises(InvalidDraft):
         Forest.pack([Draft.chain([1, 2, 3]), draft])
 
 
-def test_a_guess_that_its_q_could_not_have_drawn_is_refused() -> None:
+def test_a_sampled_draft_token_with_q_of_zero_raises() -> None:
     forest = Forest.pack([Draft.chain([1], q=[Proposal(np.array([1.0, 0.0]))])])
-    with pytest.raises(InvalidDraft, match="not drawn from q"):
-        forest.q_of(np.array([1]))
+    with pytest.raises(InvalidDraft, match="not sampled from q"):
+        forest.q_of_tokens(np.array([1]))

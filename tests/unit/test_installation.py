@@ -1,4 +1,4 @@
-"""The command that adds an extra works for the way in which forerun was installed."""
+"""The command that installs an extra fits the way in which forerun was installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forerun.errors import MissingExtra
 
 @pytest.fixture
 def installed_from(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what pip recorded about the origin of forerun; None is an installation from an index."""
+    """Sets the origin that pip recorded for forerun; None is an installation from an index."""
 
     class Distribution:
         def __init__(self, origin: dict[str, Any] | None) -> None:
@@ -33,7 +33,7 @@ def installed_from(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def arguments_of(error: MissingExtra) -> list[str]:
-    """The words after `pip install`, as a shell reads them."""
+    """The arguments of `pip install`, as a shell parses them."""
     return shlex.split(str(error).partition("pip install ")[2].partition(";")[0])
 
 
@@ -42,7 +42,7 @@ def test_an_extra_of_an_editable_clone_is_installed_from_the_clone(installed_fro
     assert arguments_of(MissingExtra("matplotlib", "plots")) == ["-e", "/src/my clone[plots]"]
 
 
-def test_an_extra_of_a_copied_clone_leaves_it_a_copy(installed_from: Any) -> None:
+def test_an_extra_of_a_copied_clone_is_not_installed_editable(installed_from: Any) -> None:
     installed_from({"url": "file:///src/forerun", "dir_info": {}})
     assert arguments_of(MissingExtra("matplotlib", "plots")) == ["/src/forerun[plots]"]
 

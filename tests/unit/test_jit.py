@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numba.core import caching
 
-from forerun.core import jit as compiled_module
+from forerun.core import jit as jit_module
 from forerun.core.jit import compiled, on_compile
 from forerun.core.row_threads import over_rows
 
 
-def test_a_machine_without_a_place_to_write_compiles_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_works_without_a_writable_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
 
     @compiled
@@ -25,7 +25,7 @@ def test_a_machine_without_a_place_to_write_compiles_all_the_same(monkeypatch: p
     assert double(21.0) == 42.0
 
 
-def test_each_compilation_is_reported_once_and_a_compiled_loop_is_not() -> None:
+def test_each_compilation_is_reported_once() -> None:
     @compiled
     def double(x: float) -> float:
         return 2 * x
@@ -53,19 +53,19 @@ def test_a_loop_loaded_from_the_cache_is_not_reported(tmp_path: Path) -> None:
     assert [len(first), len(second)] == [1, 0]
 
 
-def test_a_change_in_any_file_of_ours_makes_kept_results_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_in_any_source_file_invalidates_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def double(x: float) -> float:
         return 2 * x
 
     stamps = []
     for change in (0, 0, 1):
-        monkeypatch.setattr(compiled_module, "_stamp", lambda change=change: ("forerun", change))
+        monkeypatch.setattr(jit_module, "_stamp", lambda change=change: ("forerun", change))
         stamps.append(cast("Any", compiled(double))._cache._cache_file._source_stamp)
     assert stamps[0] == stamps[1] != stamps[2]
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 31, 64, 65, 1000])
-def test_every_row_is_worked_on_once(num_rows: int) -> None:
+def test_every_row_is_processed_once(num_rows: int) -> None:
     times = np.zeros(num_rows, dtype=np.int64)
 
     def kernel(first: int, last: int, counts: Any) -> None:
@@ -75,7 +75,7 @@ def test_every_row_is_worked_on_once(num_rows: int) -> None:
     assert (times == 1).all()
 
 
-def test_callers_on_several_threads_do_not_meet() -> None:
+def test_concurrent_callers_do_not_interfere() -> None:
     results = [np.zeros(500, dtype=np.int64) for _ in range(8)]
 
     def kernel(first: int, last: int, counts: Any) -> None:
@@ -89,7 +89,7 @@ def test_callers_on_several_threads_do_not_meet() -> None:
     assert all((counts == 1).all() for counts in results)
 
 
-def test_an_error_on_another_thread_is_not_lost() -> None:
+def test_an_error_on_another_thread_is_raised() -> None:
     def kernel(first: int, last: int) -> None:
         if first >= 400:
             raise ValueError("row 400")

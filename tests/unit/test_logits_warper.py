@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from forerun.core.batch_sampling import BatchSampling
 from forerun.core.logits_processors import RowContext, TokenHistory
 from forerun.core.logits_warper import probabilities
-from forerun.core.nucleus import keep_nucleus, nucleus_by_sorting
+from forerun.core.nucleus import apply_top_p, top_p_by_sorting
 from forerun.errors import InvalidSampling
 from forerun.types import SamplingParams
 
@@ -26,7 +26,7 @@ def test_greedy_is_a_point_mass_on_the_first_largest() -> None:
     assert p_of([1.0, 3.0, 3.0], temperature=0.0).tolist() == [0.0, 1.0, 0.0]
 
 
-def test_every_row_has_settings_of_its_own() -> None:
+def test_every_row_uses_its_own_settings() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(4, 1)
     params = [
         SamplingParams(temperature=0),
@@ -41,20 +41,20 @@ def test_every_row_has_settings_of_its_own() -> None:
     torch.testing.assert_close(p[3], torch.softmax(logits[3], dim=-1))
 
 
-def test_greedy_beside_others_is_decided_by_the_logits() -> None:
-    """p rounds these two to a tie."""
+def test_greedy_rows_of_a_mixed_batch_take_the_argmax_of_the_logits() -> None:
+    """The softmax rounds these two logits to a tie."""
     logits = torch.tensor([[1e-9, 2e-9], [0.0, 0.0]])
     p = probabilities(logits, BatchSampling.of([SamplingParams(temperature=0), SamplingParams()]))
     assert p[0].tolist() == [0.0, 1.0]
 
 
-def test_placeholders_in_a_prompt_are_passed_over() -> None:
+def test_token_ids_beyond_the_vocabulary_in_a_prompt_are_skipped() -> None:
     context = RowContext(TokenHistory(prompt=[0, 10**6], output=[1, 10**6]))
     p = p_of([1.0, 1.0, 1.0], context, repetition_penalty=2.0, frequency_penalty=0.5)
     torch.testing.assert_close(p, torch.softmax(torch.tensor([0.5, 0.0, 1.0]), dim=-1))
 
 
-def test_the_logits_are_left_alone() -> None:
+def test_the_logits_are_not_modified() -> None:
     logits = torch.randn(3, 50)
     before = logits.clone()
     params = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, logit_bias={1: 2.0})
@@ -62,7 +62,7 @@ def test_the_logits_are_left_alone() -> None:
     assert torch.equal(logits, before)
 
 
-def test_equals_of_the_kth_largest_stay() -> None:
+def test_top_k_keeps_ties_with_the_kth_largest() -> None:
     assert (p_of([2.0, 2.0, 2.0, 1.0], top_k=2) > 0).tolist() == [True, True, True, False]
 
 
@@ -71,11 +71,11 @@ def test_min_p_is_relative_to_the_most_likely() -> None:
     assert (p_of(logits, min_p=0.3) > 0).tolist() == [True, True, False]
 
 
-def test_allowed_tokens_are_the_only_ones() -> None:
+def test_only_allowed_tokens_have_probability() -> None:
     assert (p_of([9.0, 1.0, 1.0], allowed_token_ids=(1, 2)) > 0).tolist() == [False, True, True]
 
 
-def test_bias_can_turn_the_greedy_choice() -> None:
+def test_logit_bias_changes_the_argmax() -> None:
     assert p_of([3.0, 1.0], temperature=0.0, logit_bias={1: 5.0}).tolist() == [0.0, 1.0]
 
 
@@ -97,15 +97,15 @@ def test_a_bad_word_is_forbidden_only_where_it_would_be_completed() -> None:
     ]
 
 
-def test_penalties_count_the_guesses_before_a_position() -> None:
+def test_penalties_count_draft_tokens_before_the_position() -> None:
     history = TokenHistory(prompt=[0], output=[1])
     without = p_of([0.0] * 4, RowContext(history), frequency_penalty=1.0)
-    guessed = p_of([0.0] * 4, RowContext(history, [2, 1]), frequency_penalty=1.0)
+    with_draft = p_of([0.0] * 4, RowContext(history, [2, 1]), frequency_penalty=1.0)
     torch.testing.assert_close(without, torch.softmax(torch.tensor([0.0, -1.0, 0.0, 0.0]), dim=-1))
-    torch.testing.assert_close(guessed, torch.softmax(torch.tensor([0.0, -2.0, -1.0, 0.0]), dim=-1))
+    torch.testing.assert_close(with_draft, torch.softmax(torch.tensor([0.0, -2.0, -1.0, 0.0]), dim=-1))
 
 
-def test_repetition_looks_at_the_prompt_and_presence_does_not() -> None:
+def test_the_repetition_penalty_covers_the_prompt_and_presence_does_not() -> None:
     context = RowContext(TokenHistory(prompt=[0], output=[1]))
     repetition = p_of([1.0, 1.0, 1.0], context, repetition_penalty=2.0)
     presence = p_of([1.0, 1.0, 1.0], context, presence_penalty=1.0)
@@ -116,8 +116,8 @@ def test_repetition_looks_at_the_prompt_and_presence_does_not() -> None:
 @pytest.mark.parametrize(
     "setting", [{"logit_bias": {4: 1.0}}, {"allowed_token_ids": (0, -1)}, {"bad_words": ((1, 9),)}]
 )
-def test_settings_that_name_unknown_tokens_are_refused(setting: dict[str, object]) -> None:
-    with pytest.raises(InvalidSampling, match=f"{next(iter(setting))} names token .*; the vocabulary has 4"):
+def test_settings_with_token_ids_outside_the_vocabulary_raise(setting: dict[str, object]) -> None:
+    with pytest.raises(InvalidSampling, match=f"{next(iter(setting))} .*the vocabulary has 4"):
         p_of([0.0] * 4, None, **setting)
 
 
@@ -138,7 +138,7 @@ def test_p_is_a_distribution_whatever_the_logits(
     if max(logits) == -np.inf:
         logits[0] = 0.0
     if temperature and abs(max(logits)) / temperature > 3e38:
-        temperature = 1.0  # beyond float32; verification then refuses the row
+        temperature = 1.0  # beyond float32; verification then raises
     p = p_of(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assert torch.isfinite(p).all()
     assert (p >= 0).all()
@@ -152,29 +152,29 @@ def test_p_is_a_distribution_whatever_the_logits(
     st.sampled_from([1e-9, 0.1, 0.5, 0.9, 0.99, 0.9999]),
     st.sampled_from([0.0, 0.5, 3.0, 20.0]),
 )
-def test_the_compiled_nucleus_is_the_sorted_one(size: int, top_p: float, scale: float) -> None:
+def test_compiled_top_p_equals_the_sorting_reference(size: int, top_p: float, scale: float) -> None:
     logits = torch.randn(3, size, generator=torch.Generator().manual_seed(size)) * scale
     p = torch.softmax(logits.round(decimals=1), dim=-1)
     compiled = p.clone()
-    keep_nucleus(compiled, np.full(3, top_p))
+    apply_top_p(compiled, np.full(3, top_p))
     cut = np.full(3, np.float32(1) - np.float32(top_p), dtype=np.float32)
-    stated = nucleus_by_sorting(p.clone(), torch.from_numpy(cut))
-    assert ((compiled > 0) == (stated > 0)).all()
-    torch.testing.assert_close(compiled, stated, rtol=1e-6, atol=0)
+    reference = top_p_by_sorting(p.clone(), torch.from_numpy(cut))
+    assert ((compiled > 0) == (reference > 0)).all()
+    torch.testing.assert_close(compiled, reference, rtol=1e-6, atol=0)
 
 
-def test_the_nucleus_keeps_at_least_one_token() -> None:
+def test_top_p_keeps_at_least_one_token() -> None:
     p = torch.full((1, 100), 0.01)
-    keep_nucleus(p, np.array([1e-9]))
+    apply_top_p(p, np.array([1e-9]))
     assert (p > 0).sum() == 1
 
 
 class TestAgainstTransformers:
-    """transformers' own processors, one at a time and in vLLM's order."""
+    """Comparison with the logits processors of transformers."""
 
     LOGITS = torch.randn(8, 200, generator=torch.Generator().manual_seed(0)) * 3
 
-    def held_against(self, processor: object, **settings_: object) -> None:
+    def compare_with(self, processor: object, **settings_: object) -> None:
         context = torch.randint(0, 200, (8, 12), generator=torch.Generator().manual_seed(1))
         params = SamplingParams(**settings_)  # type: ignore[arg-type]
         contexts = [RowContext(TokenHistory(output=row)) for row in context.tolist()]
@@ -193,13 +193,15 @@ class TestAgainstTransformers:
             ("RepetitionPenaltyLogitsProcessor", 1.3, {"repetition_penalty": 1.3}),
         ],
     )
-    def test_each_setting_means_the_same(self, name: str, value: float, setting: dict[str, object]) -> None:
+    def test_each_setting_matches_transformers(
+        self, name: str, value: float, setting: dict[str, object]
+    ) -> None:
         transformers = pytest.importorskip("transformers")
-        self.held_against(getattr(transformers, name)(value), **setting)
+        self.compare_with(getattr(transformers, name)(value), **setting)
 
-    def test_a_sequence_is_forbidden_the_same_way(self) -> None:
+    def test_bad_words_match_transformers(self) -> None:
         transformers = pytest.importorskip("transformers")
-        self.held_against(
+        self.compare_with(
             transformers.NoBadWordsLogitsProcessor([[5], [7, 9]], eos_token_id=199), bad_words=((5,), (7, 9))
         )
 
@@ -208,8 +210,8 @@ class TestAgainstTransformers:
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01)]
 )
-def test_a_row_is_the_same_to_the_bit_in_any_batch(size: int, params: SamplingParams) -> None:
-    """Seeded speculation says plain decoding's words only if p does not depend on what else is computed."""
+def test_p_of_a_row_is_bitwise_equal_in_any_batch(size: int, params: SamplingParams) -> None:
+    """Seeded output is identical to non-speculative decoding only if p does not depend on the batch."""
     logits = torch.randn(37, size, generator=torch.Generator().manual_seed(size)) * 3
     together = probabilities(logits, BatchSampling.of([params] * 37))
     for row in (0, 1, 17, 36):

@@ -1,4 +1,4 @@
-"""What verification holds beside the logits, counted exactly: every tensor while it lives."""
+"""Memory that verification allocates beyond the logits, counted exactly over all live tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLING = {
     "chain": SamplingParams(),
     "tree": SamplingParams(temperature=0.9),
     "truncated": SamplingParams(temperature=0.9, top_p=0.95),
-    "follow": SamplingParams(seed=1),
+    "match": SamplingParams(seed=1),
     "nearly all": SamplingParams(temperature=0.9, top_k=VOCAB - 1),
     "nearly all, seeded": SamplingParams(temperature=0.9, top_k=VOCAB - 1, min_p=1e-9, seed=1),
     "everything": SamplingParams(temperature=0.9, top_p=0.95, top_k=50, min_p=0.01, logit_bias={1: 1.0}),
@@ -29,7 +29,7 @@ SAMPLING = {
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the memory of tensors made under it and remembers the most that lived at once."""
+    """Tracks the memory of tensors created under it and the peak of live bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,45 +53,45 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.peak = max(self.peak, sum(self.alive.values()))
 
 
-def rounds_of(kind: str, q: torch.Tensor) -> list[VerifyRequest]:
-    dice = np.random.default_rng(0)
-    rounds = []
+def make_requests(kind: str, q: torch.Tensor) -> list[VerifyRequest]:
+    rng = np.random.default_rng(0)
+    requests = []
     for request in range(REQUESTS):
-        tokens = dice.integers(0, VOCAB, NODES)
+        tokens = rng.integers(0, VOCAB, NODES)
         if kind == "tree":
             parents = np.array([max(-1, (node - 4) // 4) for node in range(NODES)])
             proposals = {int(parent): Proposal(q) for parent in set(parents.tolist())}
             draft = Draft(tokens, parents, np.ones(NODES, dtype=bool), proposals)
         else:
             draft = Draft.chain(tokens, q=[Proposal(q)] * NODES)
-        rounds.append(VerifyRequest(draft, SAMPLING[kind], key=request, length=10))
-    return rounds
+        requests.append(VerifyRequest(draft, SAMPLING[kind], key=request, length=10))
+    return requests
 
 
 @pytest.mark.parametrize("kind", list(SAMPLING))
-def test_verification_stays_within_its_bound(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is on the bytes per entry of one row: 256 requests of 64 nodes at 256k tokens need no more
-    than WORKING_BYTES, since requests are taken so many at a time.
+def test_verification_stays_within_its_memory_bound(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is on bytes per vocabulary entry: requests are verified in parts that fit WORKING_BYTES, also
+    256 requests of 64 nodes with a vocabulary of 256k.
     """
     logits = torch.randn(REQUESTS * (NODES + 1), VOCAB, generator=torch.Generator().manual_seed(0))
     q = torch.softmax(torch.randn(VOCAB), dim=-1)
-    rounds = rounds_of(kind, q)
+    requests = make_requests(kind, q)
     allowed = 8 * 2**20
     monkeypatch.setattr(verify_module, "WORKING_BYTES", allowed)
     with Meter() as meter:
-        verify(rounds, logits)
+        verify(requests, logits)
     assert 0 < meter.peak <= allowed
     assert meter.peak < logits.nbytes / 5
 
 
-def test_the_bound_is_below_a_gigabyte_and_takes_many_requests_at_the_largest_sizes() -> None:
+def test_the_bound_is_below_a_gigabyte_and_splits_the_largest_batch_into_few_parts() -> None:
     assert verify_module.WORKING_BYTES < 10**9
-    parts = list(verify_module._parts(list(range(256)), 256_000))
+    parts = list(verify_module._split_to_fit(list(range(256)), 256_000))
     assert len(parts) < 40
     assert sum(len(part) for part in parts) == 256
 
 
-def test_the_meter_notices_what_is_held() -> None:
+def test_the_meter_counts_live_tensors() -> None:
     with Meter() as meter:
         held = [torch.zeros(1000) for _ in range(5)]
         del held[:]

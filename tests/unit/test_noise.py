@@ -8,8 +8,8 @@ from forerun.core.exponential_race import clocks
 from forerun.core.noise import Stream, philox, token_noise, uniforms
 
 
-def test_philox_gives_the_published_numbers() -> None:
-    """The known answers of Random123 for philox4x32-10."""
+def test_philox_matches_the_published_test_vectors() -> None:
+    """Known-answer tests of Random123 for philox4x32-10."""
     top = 0xFFFFFFFF
     pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)
     assert philox(0, 0, 0, 0, 0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
@@ -17,7 +17,7 @@ def test_philox_gives_the_published_numbers() -> None:
     assert philox(*pi) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
 
 
-def test_philox_is_the_same_for_every_kind_of_number() -> None:
+def test_philox_is_equal_for_python_numpy_and_torch_integers() -> None:
     counters = np.arange(1000) * 4_294_961 % 2**32
     by_numpy = philox(counters, 1, 2, 3, 4, 5)
     by_torch = philox(torch.from_numpy(counters), 1, 2, 3, 4, 5)
@@ -26,23 +26,23 @@ def test_philox_is_the_same_for_every_kind_of_number() -> None:
         assert by_numpy[word].tolist() == by_torch[word].tolist() == [words[word] for words in by_python]
 
 
-def test_compiled_uniforms_are_made_of_philox() -> None:
+def test_compiled_uniforms_equal_philox() -> None:
     key, position, index = 2**62 + 17, 2**33 + 5, 9
     high, low, _, _ = philox(index, position & 0xFFFFFFFF, 1, position >> 32, key & 0xFFFFFFFF, key >> 32)
     expected = ((high << 21) | (low >> 11)) * 2.0**-53
-    made = uniforms(np.array([key]), Stream.PICK, np.array([position]), np.array([index]))
+    made = uniforms(np.array([key]), Stream.NEXT_TOKEN, np.array([position]), np.array([index]))
     assert made.tolist() == [expected]
 
 
 def test_uniforms_lie_below_one_and_are_uniform() -> None:
     size = 20_000
-    u = uniforms(np.full(size, 7), Stream.JUDGE, np.arange(size), np.arange(size) % 64)
+    u = uniforms(np.full(size, 7), Stream.ACCEPT, np.arange(size), np.arange(size) % 64)
     assert (u >= 0).all()
     assert (u < 1).all()
     assert stats.kstest(u, "uniform").pvalue > 1e-3
 
 
-def test_no_two_uses_share_a_number() -> None:
+def test_no_two_addresses_share_a_number() -> None:
     ones = np.ones(1, dtype=np.int64)
     addresses = [
         uniforms(key * ones, stream, position * ones, index * ones)[0]
@@ -54,9 +54,9 @@ def test_no_two_uses_share_a_number() -> None:
     assert len(set(addresses)) == len(addresses)
 
 
-def test_a_negative_seed_is_a_seed() -> None:
+def test_a_negative_seed_is_valid() -> None:
     ones = np.ones(1, dtype=np.int64)
-    u = uniforms(-5 * ones, Stream.JUDGE, ones, ones)
+    u = uniforms(-5 * ones, Stream.ACCEPT, ones, ones)
     assert 0 <= u[0] < 1
 
 

@@ -1,4 +1,4 @@
-"""Servers are started on a port that is kept for them, are waited for, and are stopped."""
+"""Servers start on a reserved port, become ready, and are stopped; failures quote the log."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def command(program: str) -> list[str]:
 
 
 def any_port() -> int:
-    """What anybody is given who asks for any port, and would share it."""
-    with socket.socket() as asked:
-        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        asked.bind(("127.0.0.1", 0))
-        port: int = asked.getsockname()[1]
+    """A port that the system assigns to a socket with SO_REUSEADDR."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port: int = other.getsockname()[1]
         return port
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a port be kept for another process")
-def test_nobody_else_is_given_the_port_before_the_server_binds_it() -> None:
-    with processes._kept_port() as port:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reserve a port for another process")
+def test_a_reserved_port_is_assigned_to_no_other_socket_before_the_server_binds_it() -> None:
+    with processes._reserved_port() as port:
         assert all(any_port() != port for _ in range(60_000))
-        with socket.create_server(("127.0.0.1", port)):  # the server, which asks to use it again
+        with socket.create_server(("127.0.0.1", port)):  # the server, which sets SO_REUSEADDR
             pass
 
 
-def test_a_port_that_is_not_kept_is_given_to_another() -> None:
-    """The twin without a keeper: what the test above looks for does happen."""
-    with processes._kept_port() as port:
+def test_a_port_that_is_not_reserved_is_assigned_to_another_socket() -> None:
+    """The sabotaged twin of the test above."""
+    with processes._reserved_port() as port:
         pass
     assert any(any_port() == port for _ in range(2_000_000))
 
 
-def test_a_server_is_waited_for_and_stopped(tmp_path: Path) -> None:
+def test_a_server_is_ready_inside_the_context_and_stopped_after_it(tmp_path: Path) -> None:
     with started(command(SERVES), tmp_path / "log") as server:
         assert httpx.get(f"{server.v1}/models").is_success
     with pytest.raises(httpx.ConnectError):
@@ -69,7 +69,7 @@ def test_a_server_that_exits_is_reported_with_its_last_output_and_the_path_of_it
     assert str(tmp_path / "log") in str(failure.value)
 
 
-def test_a_server_that_does_not_answer_in_time_is_reported_with_its_last_error(tmp_path: Path) -> None:
+def test_a_server_that_does_not_respond_in_time_is_reported_with_its_last_error(tmp_path: Path) -> None:
     waits = "print('ValueError: no free memory', flush=True); " + WAITS
     with (
         pytest.raises(ServerFailed, match=r"1 s.*ValueError: no free memory") as failure,

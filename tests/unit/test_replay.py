@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.bench.baseline_drafters import VllmNgram
-from forerun.bench.replay import Reliability, Replay, geometric_mean, priced
+from forerun.bench.replay import Reliability, Replay, geometric_mean, linear_cost
 from forerun.bench.transcripts import Transcript, read_transcripts
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.tree_merge import verdict_for
@@ -19,11 +19,11 @@ SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
 
 
 class Oracle:
-    """Guesses the next tokens of one text rightly, and then one wrongly."""
+    """Drafts the next `num_right` tokens of a text, then a wrong one."""
 
     def __init__(self, text: list[int], num_right: int) -> None:
         self.text, self.num_right = text, num_right
-        self.heard: list[Verdict] = []
+        self.verdicts: list[Verdict] = []
         self.forgotten: list[str] = []
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
@@ -33,81 +33,81 @@ class Oracle:
         return [Draft.chain(tokens, source="oracle", evidence=evidence)]
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:
-        self.heard.append(verdict)
+        self.verdicts.append(verdict)
 
     def forget(self, id: str) -> None:
         self.forgotten.append(id)
 
 
-def transcript(prompt: list[int], output: list[int], category: str = "words") -> Transcript:
+def transcript(prompt: list[int], output: list[int], category: str = "text") -> Transcript:
     return Transcript(category, np.array(prompt), np.array(output))
 
 
-def test_steps_and_guesses_are_counted() -> None:
+def test_steps_and_draft_tokens_are_counted() -> None:
     oracle = Oracle(list(range(30)), num_right=3)
-    tally = Replay(oracle, nodes=8).run([transcript(list(range(10)), list(range(10, 30)))])["words"]
-    # 19 tokens behind the first: four steps of four, and the last three at once, the third not guessed.
-    assert (tally.num_tokens, tally.num_steps) == (19, 5)
-    assert tally.tokens_per_step == 19 / 5
-    assert tally.num_guesses == 4 + 4 + 4 + 4 + 4
-    assert tally.acceptance_by_depth == [1.0, 1.0, 4 / 5, 0.0]
-    assert tally.tokens_per_cost(0.1) == 19 / (5 + 2.0)
-    assert [token for verdict in oracle.heard for token in [verdict.next_token]] == [14, 18, 22, 26, 29]
+    totals = Replay(oracle, nodes=8).run([transcript(list(range(10)), list(range(10, 30)))])["text"]
+    # 19 tokens after the first: four steps of four tokens, then three, of which the last is a bonus token.
+    assert (totals.num_tokens, totals.num_steps) == (19, 5)
+    assert totals.tokens_per_step == 19 / 5
+    assert totals.num_draft_tokens == 4 + 4 + 4 + 4 + 4
+    assert totals.acceptance_by_depth == [1.0, 1.0, 4 / 5, 0.0]
+    assert totals.tokens_per_cost(0.1) == 19 / (5 + 2.0)
+    assert [token for verdict in oracle.verdicts for token in [verdict.next_token]] == [14, 18, 22, 26, 29]
     assert oracle.forgotten == ["replay-0"]
 
 
-def test_short_outputs_are_left_out_and_categories_kept_apart() -> None:
+def test_short_outputs_are_skipped_and_categories_are_separate() -> None:
     recorded = [
         transcript([1], [2] * 7),
         transcript([1], [2] * 8, "a"),
         transcript([1], [2] * 9, "b"),
         transcript([1], [2] * 10, "b"),
     ]
-    tallies = Replay(VllmNgram(), nodes=4).run(recorded)
-    assert {name: (t.num_outputs, t.num_tokens) for name, t in tallies.items()} == {"a": (1, 7), "b": (2, 17)}
+    stats = Replay(VllmNgram(), nodes=4).run(recorded)
+    assert {name: (t.num_outputs, t.num_tokens) for name, t in stats.items()} == {"a": (1, 7), "b": (2, 17)}
 
 
-def test_a_recording_is_followed_down_a_tree() -> None:
+def test_a_recording_is_matched_along_a_tree() -> None:
     draft = Draft(np.array([5, 6, 7, 8]), np.array([-1, -1, 1, 2]), np.zeros(4, dtype=np.bool_))
     assert verdict_for(draft, np.array([6, 7, 9, 1])) == Verdict((1, 2), 9)
     assert verdict_for(draft, np.array([4, 7])) == Verdict((), 4)
-    assert verdict_for(draft, np.array([6, 7])) == Verdict((1,), 7), "the last token is not a guess's"
+    assert verdict_for(draft, np.array([6, 7])) == Verdict((1,), 7), "the last token is never a draft token"
 
 
-def test_with_a_price_only_guesses_that_pay_are_made() -> None:
+def test_with_a_price_only_drafts_that_pay_are_verified() -> None:
     recorded = [transcript(list(range(10)), list(range(10, 30))) for _ in range(20)]
-    dear = Replay(Oracle(list(range(30)), num_right=0), nodes=8, cost=priced(0.5))
-    tally = dear.run(recorded)["words"]
-    assert tally.num_guesses < 0.1 * tally.num_steps, "they are always wrong"
-    cheap = Replay(Oracle(list(range(30)), num_right=3), nodes=8, cost=priced(0.01))
-    assert cheap.run(recorded)["words"].tokens_per_step > 3
+    expensive = Replay(Oracle(list(range(30)), num_right=0), nodes=8, cost=linear_cost(0.5))
+    totals = expensive.run(recorded)["text"]
+    assert totals.num_draft_tokens < 0.1 * totals.num_steps, "they are always rejected"
+    cheap = Replay(Oracle(list(range(30)), num_right=3), nodes=8, cost=linear_cost(0.01))
+    assert cheap.run(recorded)["text"].tokens_per_step > 3
 
 
-def test_estimates_are_set_beside_what_became_of_the_guesses() -> None:
+def test_estimated_survival_is_compared_with_acceptance() -> None:
     reliability = Reliability()
-    assert (reliability.bins, reliability.error) == ([], 0.0)
+    assert (reliability.bins, reliability.calibration_error) == ([], 0.0)
     reliability.add(np.linspace(0.0, 0.98, 50), np.zeros(50))
     reliability.add(np.linspace(0.02, 1.0, 50), np.ones(50))
     assert len(reliability.bins) == 10
-    assert reliability.error == pytest.approx(0.25, abs=0.02)
+    assert reliability.calibration_error == pytest.approx(0.25, abs=0.02)
     run = Replay(Oracle(list(range(30)), num_right=0), nodes=8)
     run.run([transcript(list(range(10)), list(range(10, 30))) for _ in range(50)])
-    before = run.reliability.error
+    before = run.reliability.calibration_error
     run.run([transcript(list(range(10)), list(range(10, 30))) for _ in range(50)])
-    assert run.reliability.error < before, "fitted"
+    assert run.reliability.calibration_error < before, "the estimates have been fitted"
 
 
-def test_the_geometric_mean_is_one() -> None:
+def test_geometric_mean() -> None:
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("drafter", [VllmNgram(), SuffixDrafter()])
 def test_the_sample_is_replayed_whole(drafter: Drafter) -> None:
     recorded = read_transcripts(SAMPLE)
-    tallies = Replay(drafter, nodes=16).run(recorded)
-    assert sum(tally.num_tokens for tally in tallies.values()) == sum(len(t.output) - 1 for t in recorded)
-    assert all(tally.tokens_per_step >= 1 for tally in tallies.values())
-    assert tallies["summarization"].tokens_per_step > 3
+    stats = Replay(drafter, nodes=16).run(recorded)
+    assert sum(totals.num_tokens for totals in stats.values()) == sum(len(t.output) - 1 for t in recorded)
+    assert all(totals.tokens_per_step >= 1 for totals in stats.values())
+    assert stats["summarization"].tokens_per_step > 3
 
 
 def test_halves_of_a_file_are_its_odd_and_even_lines() -> None:
@@ -132,7 +132,7 @@ def test_halves_of_a_file_are_its_odd_and_even_lines() -> None:
     ],
     ids=["empty", "prose", "half", "list", "zeros", "fractions", "nested", "negative", "huge"],
 )
-def test_what_is_no_transcript_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_transcript_is_an_error(tmp_path: Path, content: str) -> None:
     file = tmp_path / "transcripts.jsonl"
     file.write_text(content)
     with pytest.raises(UnreadableTranscripts):

@@ -1,4 +1,4 @@
-"""Answers from the lines of their streams."""
+"""Completions read from the lines of their streams."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ def stream(*events: dict[str, Any], done: bool = True) -> StreamedAnswer:
     return read_stream([*lines, *(["data: [DONE]"] if done else [])], sent=0.0)
 
 
-def piece(text: str, *ids: int, **more: Any) -> dict[str, Any]:
+def chunk(text: str, *ids: int, **more: Any) -> dict[str, Any]:
     return {"choices": [{"delta": {"content": text}, "token_ids": list(ids), **more}]}
 
 
-def test_pieces_are_counted_by_their_tokens() -> None:
-    found = stream(piece("a", 1), piece("bc", 2, 3), piece("", finish_reason="stop"))
+def test_chunks_are_counted_by_their_tokens() -> None:
+    found = stream(chunk("a", 1), chunk("bc", 2, 3), chunk("", finish_reason="stop"))
     assert (found.counts, found.token_ids, found.num_tokens, found.text) == ((1, 2), (1, 2, 3), 3, "abc")
-    assert found.speed is not None
+    assert found.tokens_per_second is not None
 
 
-def test_an_answer_that_is_over_before_it_begins_is_one() -> None:
-    found = stream(piece("", finish_reason="stop"))
-    assert (found.counts, found.token_ids, found.num_tokens, found.speed) == ((0,), (), 0, None)
+def test_an_empty_completion_is_read() -> None:
+    found = stream(chunk("", finish_reason="stop"))
+    assert (found.counts, found.token_ids, found.num_tokens, found.tokens_per_second) == ((0,), (), 0, None)
 
 
 @pytest.mark.parametrize(
-    ("events", "done", "why"),
+    ("events", "done", "reason"),
     [
-        ((piece("a", 1), piece("b", 2, finish_reason="stop")), False, "cut off"),
-        ((piece("a", 1),), True, "broke an answer off"),
-        ((piece("a", 1), {"error": "out of memory"}), True, "stopped half-way: out of memory"),
+        ((chunk("a", 1), chunk("b", 2, finish_reason="stop")), False, "before its end"),
+        ((chunk("a", 1),), True, "without a finish reason"),
+        ((chunk("a", 1), {"error": "out of memory"}), True, "out of memory"),
         (({"choices": [], "usage": {"completion_tokens": 0}},), True, "is empty"),
     ],
 )
-def test_what_is_not_whole_is_an_error(events: tuple[dict[str, Any], ...], done: bool, why: str) -> None:
-    with pytest.raises(ServerFailed, match=why):
+def test_an_incomplete_stream_is_an_error(
+    events: tuple[dict[str, Any], ...], done: bool, reason: str
+) -> None:
+    with pytest.raises(ServerFailed, match=reason):
         stream(*events, done=done)

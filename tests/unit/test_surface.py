@@ -1,4 +1,4 @@
-"""The public surface: what is exported, what importing it loads, and the exception tree as it is drawn."""
+"""The public API: exported names, import cost, and the exception tree in the documentation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from forerun import errors
 HEAVY = {"torch", "numba", "scipy", "transformers", "vllm", "matplotlib", "typer", "rich", "httpx"}
 
 
-def test_all_is_true() -> None:  # the linter sees to its order
+def test_every_exported_name_exists_once() -> None:  # ruff checks the order
     assert len(set(forerun.__all__)) == len(forerun.__all__)
     assert all(hasattr(forerun, name) for name in forerun.__all__)
 
 
 @pytest.mark.parametrize("module", ["forerun", "forerun.types", "forerun.config"])
-def test_importing_the_surface_loads_nothing_heavy(module: str) -> None:
+def test_importing_the_api_loads_no_heavy_package(module: str) -> None:
     program = f"import {module}, sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -36,15 +36,15 @@ def test_help_and_version_load_no_torch() -> None:
     assert set(loaded.split()) & {"torch", "numba", "scipy", "vllm"} == set()
 
 
-def test_the_drawn_exception_tree_is_the_real_one() -> None:
-    drawn = set(re.findall(r"[├└]── (\w+)", errors.__doc__ or ""))
-    real = {
+def test_the_documented_exception_tree_lists_every_exception() -> None:
+    documented = set(re.findall(r"[├└]── (\w+)", errors.__doc__ or ""))
+    defined = {
         name for name, value in vars(errors).items() if isinstance(value, type) and name != "ForerunError"
     }
-    assert drawn == real
-    assert all(issubclass(getattr(errors, name), errors.ForerunError) for name in real)
+    assert documented == defined
+    assert all(issubclass(getattr(errors, name), errors.ForerunError) for name in defined)
 
 
-def test_a_missing_extra_says_how_to_get_it() -> None:
+def test_a_missing_extra_names_the_install_command() -> None:
     with pytest.raises(ImportError, match=r"pip install .*\[plots\]"):
         raise errors.MissingExtra("matplotlib", "plots")

@@ -24,8 +24,8 @@ def test_table_1_of_the_paper(alpha: float, gamma: int, operations: float, speed
 
 
 @pytest.mark.parametrize(("alpha", "accepted"), [(0.5, 0.94), (0.7, 1.77), (0.9, 3.10)])
-def test_guesses_kept_of_four(alpha: float, accepted: float) -> None:
-    """What the formula gives, where a document printed 2.05 and 3.28."""
+def test_expected_accepted_draft_tokens_of_four(alpha: float, accepted: float) -> None:
+    """Values of the formula; an earlier document printed 2.05 and 3.28."""
     assert round(theory.expected_accepted(alpha, 4), 2) == accepted
 
 
@@ -48,20 +48,20 @@ def test_acceptance_is_one_minus_the_divergence() -> None:
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.001, 0.5))
-def test_the_best_gamma_is_the_best(alpha: float, c: float) -> None:
-    best = theory.best_gamma(alpha, c, most=64)
-    gains = [theory.speedup(alpha, gamma, c) for gamma in range(65)]
-    assert gains[best] == pytest.approx(max(gains))
+def test_best_gamma_maximises_the_speedup(alpha: float, c: float) -> None:
+    best = theory.best_gamma(alpha, c, max_gamma=64)
+    speedups = [theory.speedup(alpha, gamma, c) for gamma in range(65)]
+    assert speedups[best] == pytest.approx(max(speedups))
     assert (best > 0) == (alpha > c) or abs(alpha - c) < 1e-9
 
 
 @given(st.floats(0.05, 0.95), st.floats(0, 0.5))
-def test_a_single_guess_gains_what_corollary_39_says(alpha: float, c: float) -> None:
+def test_the_speedup_of_one_draft_token_is_that_of_corollary_39(alpha: float, c: float) -> None:
     assert theory.speedup(alpha, 1, c) == pytest.approx(theory.guaranteed_speedup(alpha, c))
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 12))
-def test_alpha_is_found_from_tokens_per_step(alpha: float, gamma: int) -> None:
+def test_alpha_is_recovered_from_tokens_per_step(alpha: float, gamma: int) -> None:
     assert theory.alpha_from_tokens(theory.expected_tokens(alpha, gamma), gamma) == pytest.approx(
         alpha, abs=1e-9
     )
@@ -81,7 +81,7 @@ def test_a_chain_is_a_tree_with_one_branch(alpha: float, gamma: int, c: float) -
     )
 
 
-def test_the_best_tree_stops_where_nodes_cost_more_than_they_bring() -> None:
+def test_the_best_tree_stops_where_nodes_cost_more_than_they_gain() -> None:
     survival = [0.9, 0.05, 0.5, 0.2]
     assert theory.best_tree_size(survival, lambda n: 1.0) == 4
     assert theory.best_tree_size(survival, lambda n: 1.0 + 0.2 * n) == 2

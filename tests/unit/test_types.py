@@ -26,8 +26,8 @@ def test_a_sampled_chain_keeps_the_q_of_every_token() -> None:
     assert draft.q[0] is q[1]
 
 
-def test_a_sampled_chain_with_too_few_q_is_refused() -> None:
-    with pytest.raises(InvalidDraft, match="2 tokens came with 1 distributions"):
+def test_a_sampled_chain_with_too_few_q_raises() -> None:
+    with pytest.raises(InvalidDraft, match="2 sampled tokens and 1 distributions"):
         Draft.chain([0, 1], q=[Proposal(np.array([1.0]))])
 
 
@@ -35,25 +35,25 @@ def test_a_sampled_chain_with_too_few_q_is_refused() -> None:
     ("draft", "message"),
     [
         (Draft(np.array([1]), np.array([0]), np.array([False])), "node 0 has parent 0"),
-        (Draft(np.array([1, 2]), np.array([-1]), np.array([False])), "2 tokens came with 1 parents"),
+        (Draft(np.array([1, 2]), np.array([-1]), np.array([False])), "2 tokens, 1 parents"),
         (Draft(np.array([1, 2]), np.array([-1, -2]), np.array([False] * 2)), "node 1 has parent -2"),
         (Draft(np.array([9]), np.array([-1]), np.array([False])), "vocabulary has 8"),
         (Draft(np.array([-1]), np.array([-1]), np.array([False])), "from -1"),
-        (Draft(np.array([1]), np.array([-1]), np.array([True])), "without the q they were drawn from"),
+        (Draft(np.array([1]), np.array([-1]), np.array([True])), "node -1 have no q"),
     ],
 )
-def test_a_broken_draft_is_refused_with_what_is_wrong(draft: Draft, message: str) -> None:
+def test_an_invalid_draft_raises_with_the_invalid_value(draft: Draft, message: str) -> None:
     with pytest.raises(InvalidDraft, match=message):
         draft.check(vocab_size=8)
 
 
-def test_a_verdict_commits_one_token_more_than_it_keeps() -> None:
+def test_a_verdict_commits_one_token_more_than_it_accepts() -> None:
     draft = Draft(np.array([4, 5, 6]), np.array([-1, -1, 1]), np.zeros(3, dtype=bool))
     assert Verdict((1, 2), 7).tokens(draft) == [5, 6, 7]
     assert Verdict((), 7).tokens(draft) == [7]
 
 
-def test_shared_types_cannot_be_changed() -> None:
+def test_shared_types_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Verdict((), 1).next_token = 2  # type: ignore[misc]
 
@@ -72,30 +72,30 @@ def test_a_view_does_not_copy_the_tokens() -> None:
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0; it must be finite, more than 0 and at most 1"),
+        ({"top_p": 0.0}, "top_p is 0.0; it must be finite, above 0 and at most 1"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"min_p": 2.0}, "min_p is 2.0"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"presence_penalty": 3.0}, "presence_penalty is 3.0"),
         ({"frequency_penalty": -3.0}, "frequency_penalty is -3.0"),
         ({"logit_bias": {1: float("inf")}}, "infinite or NaN"),
-        ({"allowed_token_ids": ()}, "nothing can be said"),
-        ({"bad_words": ((),)}, "has no token"),
+        ({"allowed_token_ids": ()}, "allowed_token_ids is empty"),
+        ({"bad_words": ((),)}, "bad_words contains an empty"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
+def test_settings_out_of_range_raise(settings: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidSampling, match=message):
         SamplingParams(**settings)  # type: ignore[arg-type]
 
 
-def test_greedy_begins_where_vllm_says() -> None:
+def test_the_greedy_threshold_is_that_of_vllm() -> None:
     assert SamplingParams(temperature=0.0).greedy
     assert SamplingParams(temperature=0.9e-5).greedy
     assert not SamplingParams(temperature=1e-5).greedy
 
 
 def test_any_class_with_the_three_methods_is_a_drafter() -> None:
-    class Nothing:
+    class EmptyDrafter:
         def propose(self, views: list[RequestView], budgets: list[int]) -> list[Draft]:
             return [Draft.chain([]) for _ in views]
 
@@ -103,5 +103,5 @@ def test_any_class_with_the_three_methods_is_a_drafter() -> None:
 
         def forget(self, id: str) -> None: ...
 
-    assert isinstance(Nothing(), Drafter)
+    assert isinstance(EmptyDrafter(), Drafter)
     assert not isinstance(object(), Drafter)

@@ -1,6 +1,6 @@
 """The base install has no torch: commands that need no tensors run, the others name the extra to install.
 
-Each command runs in a process whose import system finds neither torch nor the packages that bring it.
+Each command runs in a process whose import system finds neither torch nor the packages that depend on it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.audit.exact.kernel_checks import CLAIMS
-from zoo.server import Keeper, serving
+from forerun.audit.exact.kernel_checks import KERNEL_CLAIMS
+from zoo.server import ZooServer, run_server
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,11 +39,11 @@ SMALL_EXACT_AUDIT = """
 from forerun.audit.exact import run
 from forerun.cli.main import app
 
-run.HONEST, run.MUTANTS = run.HONEST[-1:], run.MUTANTS[:1]
+run.LOSSLESS_VERIFIERS, run.MUTANTS = run.LOSSLESS_VERIFIERS[-1:], run.MUTANTS[:1]
 run.prove_lenient = lambda: iter(())
 app(["audit", "exact", *{arguments}])
 """
-"""`forerun audit exact` with the slow rows left out."""
+"""`forerun audit exact` without the slow rows."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def url() -> Iterator[str]:
     def logits(text: tuple[int, ...]) -> np.ndarray:
         return np.where(np.arange(16) == len(text) % 16, 4.0, 0.0)
 
-    with serving(Keeper(logits, logits)) as address:
+    with run_server(ZooServer(logits, logits)) as address:
         yield address
 
 
@@ -89,7 +89,7 @@ def test_torch_is_hidden(environment: dict[str, str]) -> None:
         ("bench", "report", str(ROOT / "docs" / "records" / "bench-eight.jsonl"), "--json"),
         ("doctor", "--json"),
     ],
-    ids=lambda command: "-".join(word for word in command[:4] if "/" not in word),
+    ids=lambda command: "-".join(each for each in command[:4] if "/" not in each),
 )
 def test_commands_without_tensors_run(
     environment: dict[str, str], tmp_path: Path, command: tuple[str, ...]
@@ -97,19 +97,19 @@ def test_commands_without_tensors_run(
     transcripts = tmp_path / "transcripts.jsonl"
     lines = (ROOT / "tests" / "data" / "transcripts.jsonl").read_text().splitlines()
     transcripts.write_text("\n".join(lines[:2]) + "\n")
-    found = forerun(environment, *(word.format(transcripts=transcripts) for word in command))
+    found = forerun(environment, *(each.format(transcripts=transcripts) for each in command))
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)
 
 
-def test_the_exact_audit_proves_the_verifiers_and_reports_the_rows_not_run(
+def test_the_exact_audit_proves_the_verifiers_and_reports_rows_not_run(
     environment: dict[str, str],
 ) -> None:
     found = python(environment, "-c", SMALL_EXACT_AUDIT.format(arguments=["--json"]))
     assert found.returncode == 0, found.stderr
     report: dict[str, Any] = json.loads(found.stdout)
     kernels = {row["name"]: row for row in report["rows"] if row["kind"] == "kernel"}
-    assert report["not_run"] == list(kernels) == list(CLAIMS)
+    assert report["not_run"] == list(kernels) == list(KERNEL_CLAIMS)
     assert {row["agrees"] for row in kernels.values()} == {None}
     assert all("needs torch" in row["finding"] for row in kernels.values())
     proved = [row for row in report["rows"] if row["kind"] != "kernel"]
@@ -122,36 +122,46 @@ def test_the_exact_audit_proves_the_verifiers_and_reports_the_rows_not_run(
 def test_the_table_of_the_exact_audit_shows_the_rows_not_run(environment: dict[str, str]) -> None:
     found = python(environment, "-c", SMALL_EXACT_AUDIT.format(arguments=[]))
     assert found.returncode == 0, found.stderr
-    assert found.stdout.count("not run: needs torch") == len(CLAIMS)
+    assert found.stdout.count("not run: needs torch") == len(KERNEL_CLAIMS)
     assert "not run" in found.stdout.splitlines()[-1]
 
 
 SERVER_AUDITS = [
-    ("greedy", "--most", "2"),
-    ("seeded", "--most", "1", "--seeds", "1", "--epsilon", "0.01"),
-    ("sampled", "--samples", "16", "--settings", "temperature 1", "--epsilon", "0.01"),
+    ("greedy", "--num-prompts", "2"),
+    ("seeded", "--num-prompts", "1", "--num-seeds", "1", "--epsilon", "0.01"),
+    ("sampled", "--num-samples", "16", "--settings", "temperature 1", "--epsilon", "0.01"),
 ]
 
 
 @pytest.mark.parametrize("audit", SERVER_AUDITS, ids=lambda audit: audit[0])
-def test_servers_are_audited_against_a_server(
+def test_audits_of_one_server_against_another_run(
     environment: dict[str, str], url: str, tmp_path: Path, audit: tuple[str, ...]
 ) -> None:
     keep = ("--keep", str(tmp_path / "samples.jsonl")) if audit[0] == "sampled" else ()
     found = forerun(
-        environment, "audit", *audit, *keep, "--baseline", url, "--candidate", url, "--tokens", "2", "--json"
+        environment,
+        "audit",
+        *audit,
+        *keep,
+        "--baseline",
+        url,
+        "--candidate",
+        url,
+        "--max-tokens",
+        "2",
+        "--json",
     )
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["verdict"] == "no difference found"
 
 
 @pytest.mark.parametrize("audit", SERVER_AUDITS[1:], ids=lambda audit: audit[0])
-def test_measuring_rounding_names_the_extra_and_the_option(
+def test_rounding_measurement_names_the_extra_and_the_option(
     environment: dict[str, str], url: str, tmp_path: Path, audit: tuple[str, ...]
 ) -> None:
     keep = ("--keep", str(tmp_path / "samples.jsonl")) if audit[0] == "sampled" else ()
     found = forerun(
-        environment, "audit", *audit[:-2], *keep, "--baseline", url, "--candidate", url, "--tokens", "2"
+        environment, "audit", *audit[:-2], *keep, "--baseline", url, "--candidate", url, "--max-tokens", "2"
     )
     assert found.returncode == 2
     assert "[torch]" in found.stdout + found.stderr
@@ -165,13 +175,13 @@ NEEDS_TORCH = {
     "from forerun.drafters.draft_model import ModelDrafter": "local",
     "from forerun.core.tensors import torch; torch.zeros(1)": "torch",
     "import numpy as np; from forerun import RequestView; from forerun.drafters.ngram import NgramDrafter;"
-    " NgramDrafter(draw=np.random.default_rng(0), vocab_size=8)"
+    " NgramDrafter(rng=np.random.default_rng(0), vocab_size=8)"
     ".propose([RequestView('a', [1, 2, 1, 2, 1])], [2])": "torch",
 }
 
 
 @pytest.mark.parametrize(("program", "extra"), NEEDS_TORCH.items(), ids=lambda text: text[:40])
-def test_what_needs_torch_names_the_extra(environment: dict[str, str], program: str, extra: str) -> None:
+def test_code_that_needs_torch_names_the_extra(environment: dict[str, str], program: str, extra: str) -> None:
     found = python(environment, "-c", program)
     assert found.returncode == 1
     assert "MissingExtra" in found.stderr.splitlines()[-1]

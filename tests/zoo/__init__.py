@@ -1,1 +1,1 @@
-"""A tiny OpenAI-compatible server that speculates, with the defects of public engines to be switched on."""
+"""A tiny OpenAI-compatible server with speculative decoding and switchable defects of public engines."""

@@ -1,4 +1,4 @@
-"""A server on loopback for as long as it is wanted."""
+"""HTTP servers on loopback."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def hosted(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The URL of a running server."""
+def serve_on_loopback(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Run a server in a thread; yields its URL."""
     server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Tiny models: tables of logits by the last two tokens, and the reference that knows the same table."""
+"""Tiny models: tables of logits by the last two tokens, and a reference model with the target's table."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def table(seed: int, spread: float) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(VOCAB, VOCAB, VOCAB)) * spread
 
 
-TARGET_TABLE = table(0, 1.5) + 2.0 * np.eye(VOCAB)  # it likes to say a token twice
+TARGET_TABLE = table(0, 1.5) + 2.0 * np.eye(VOCAB)  # repeated tokens are likely
 DRAFT_TABLE = TARGET_TABLE + table(1, 1.0)
 
 
-def reading(of: np.ndarray) -> Logits:
-    return lambda text: of[text[-2], text[-1]]
+def logits_from(logits: np.ndarray) -> Logits:
+    return lambda text: logits[text[-2], text[-1]]
 
 
-TARGET, DRAFT = reading(TARGET_TABLE), reading(DRAFT_TABLE)
+TARGET, DRAFT = logits_from(TARGET_TABLE), logits_from(DRAFT_TABLE)
 
 
 class TableModel:
-    """The reference of the zoo: the target's own table."""
+    """The reference model of the zoo: the target's table."""
 
     name = "table"
     vocab_size = VOCAB
@@ -43,5 +43,5 @@ class TableModel:
     def encode(self, text: str) -> list[int]:
         return [ord(x) % VOCAB for x in text]
 
-    def spelled(self, text: str) -> list[int]:
+    def tokens_for_text(self, text: str) -> list[int]:
         return []

@@ -1,4 +1,4 @@
-"""The server around it: /v1/models, /v1/completions and /metrics, and a network that can be bad."""
+"""A server with /v1/models, /v1/completions and /metrics, and with network faults on demand."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import Any
 import numpy as np
 
 from forerun.types import SamplingParams
-from zoo.hosting import hosted
-from zoo.speculation import Defect, Logits, SeededSpeaker, Speaker, softmax
+from zoo.hosting import serve_on_loopback
+from zoo.speculation import Defect, Logits, SeededDecoder, SpeculativeDecoder, softmax
 
 
 @dataclass
-class Keeper:
-    """What the server serves, and how badly."""
+class ZooServer:
+    """The models of a zoo server, its defect and its network faults."""
 
     target: Logits
     draft: Logits
     defect: Defect = Defect.NONE
     seed: int = 0
     faults: list[str] = field(default_factory=list)
-    """What happens to the next requests, first to last: stall, hang, close, 500, malformed, odd."""
+    """Faults of the next requests, in order: stall, hang, close, 500, malformed, odd."""
 
     always: str = ""
-    """What happens to every request from the one numbered `after` on."""
+    """The fault of every request from number `after` on."""
 
     after: int = 0
     show_ids: bool = True
     num_accepted: int = 0
-    num_asked: int = 0
+    num_requests: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def complete(self, body: dict[str, Any], number: int) -> dict[str, Any]:
-        """The answer to a request; what was asked in which order decides it, not the clock."""
+        """The response to a request; it depends on the number of the request and not on timing."""
         sampling = SamplingParams(
             temperature=body["temperature"],
             top_k=body["top_k"],
@@ -59,27 +59,27 @@ class Keeper:
         self, body: dict[str, Any], prompt: list[int], sampling: SamplingParams, noise: np.random.Generator
     ) -> dict[str, Any]:
         if sampling.seed is not None and not sampling.greedy:
-            said, accepted = SeededSpeaker(self.target, self.draft, self.defect).say(
+            tokens, accepted = SeededDecoder(self.target, self.draft, self.defect).generate(
                 prompt, sampling, body["max_tokens"]
             )
         else:
-            speaker = Speaker(self.target, self.draft, self.defect)
-            said, accepted = speaker.say(prompt, sampling, body["max_tokens"], noise)
+            decoder = SpeculativeDecoder(self.target, self.draft, self.defect)
+            tokens, accepted = decoder.generate(prompt, sampling, body["max_tokens"], noise)
         with self.lock:
             self.num_accepted += accepted
         choice: dict[str, Any] = {"finish_reason": "length", "text": ""}
         if self.show_ids:
-            choice["token_ids"] = said
+            choice["token_ids"] = tokens
         if body.get("logprobs"):
-            choice["logprobs"] = self._logprobs(prompt, said)
+            choice["logprobs"] = self._logprobs(prompt, tokens)
         return choice
 
-    def _logprobs(self, prompt: list[int], said: list[int]) -> dict[str, Any]:
+    def _logprobs(self, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
         tops = []
-        for at in range(len(said)):
-            p = softmax(self.target((*prompt, *said[:at])))
+        for at in range(len(tokens)):
+            p = softmax(self.target((*prompt, *tokens[:at])))
             tops.append({f"token_id:{token}": float(np.log(p[token])) for token in np.argsort(-p)[:20]})
-        return {"tokens": [f"token_id:{token}" for token in said], "top_logprobs": tops}
+        return {"tokens": [f"token_id:{token}" for token in tokens], "top_logprobs": tops}
 
     def fault_of(self, number: int) -> str:
         with self.lock:
@@ -89,43 +89,43 @@ class Keeper:
 
 
 STALL = 0.6
-"""Seconds for which a server that stalls says nothing."""
+"""Seconds without a response from a server that stalls."""
 
 HANG = 40.0
-"""Seconds for which a server that hangs says nothing."""
+"""Seconds without a response from a server that hangs."""
 
 
 @contextmanager
-def serving(keeper: Keeper) -> Iterator[str]:
-    """The URL of a running server."""
+def run_server(server: ZooServer) -> Iterator[str]:
+    """Run a zoo server; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet: a second one waits for the first to be heard of
+        wbufsize = -1  # header and body in one packet: a second one would wait for the ACK of the first
 
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                line = f"zoo:spec_decode_num_accepted_tokens_total {float(keeper.num_accepted)}\n"
+                line = f"zoo:spec_decode_num_accepted_tokens_total {float(server.num_accepted)}\n"
                 self._send(line.encode(), 200)
             else:
                 self._send(json.dumps({"data": [{"id": "tiny", "owned_by": "vllm"}]}).encode(), 200)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with keeper.lock:
-                number = keeper.num_asked
-                keeper.num_asked += 1
-            fault = keeper.fault_of(number)
+            with server.lock:
+                number = server.num_requests
+                server.num_requests += 1
+            fault = server.fault_of(number)
             if fault == "500":
-                self._send(b"out of luck", 500)
+                self._send(b"internal error", 500)
             elif fault in ("stall", "hang"):
                 time.sleep(STALL if fault == "stall" else HANG)
                 self.close_connection = True
             else:
-                answer = {"strange": True} if fault == "odd" else keeper.complete(body, number)
-                data = json.dumps(answer).encode()
-                whole = len(data)
-                self._send({"close": data[: whole // 2], "malformed": data[:-5]}.get(fault, data), 200, fault)
+                response = {"unexpected": True} if fault == "odd" else server.complete(body, number)
+                data = json.dumps(response).encode()
+                cut = {"close": data[: len(data) // 2], "malformed": data[:-5]}
+                self._send(cut.get(fault, data), 200, fault)
 
         def _send(self, data: bytes, status: int, fault: str = "") -> None:
             self.send_response(status)
@@ -135,7 +135,7 @@ def serving(keeper: Keeper) -> Iterator[str]:
             self.close_connection = fault == "close"
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
-    with hosted(Handler) as url:
+    with serve_on_loopback(Handler) as url:
         yield url

@@ -1,7 +1,7 @@
-"""Speculative decoding of a tiny model, written to be broken: each defect is one public engines shipped.
+"""Speculative decoding of a tiny model with switchable defects, each of which a public engine has shipped.
 
-A model is a function from a text to logits. The draft guesses `NUM_GUESSES` tokens, sampled from its own q
-(or looks them up), and the target judges them one by one, as Leviathan et al. do.
+A model is a function from a text to logits. The draft model samples `NUM_DRAFT_TOKENS` tokens from q, and the
+target verifies them one by one by rejection sampling (Leviathan et al.).
 """
 
 from __future__ import annotations
@@ -20,174 +20,181 @@ from forerun.types import SamplingParams
 
 Array = np.ndarray
 Logits = Callable[[tuple[int, ...]], Array]
-NUM_GUESSES = 3
-LEVEL = 100.0
-"""Where large models' logits can be: low precision is coarse there."""
+NUM_DRAFT_TOKENS = 3
+LOGIT_OFFSET = 100.0
+"""Added to logits before rounding: large models have logits of this size, where bfloat16 is coarse."""
 
 
 class Defect(Enum):
-    """What can be wrong."""
+    """A defect of the implementation."""
 
-    NONE = "nothing"
-    SHARED_NOISE = "the resample reuses the noise of the draft"
-    OTHER_Q = "the q that is reported is not the one that was sampled from"
-    ROUGH_DRAFT = "the draft is sampled in low precision, and judged by its q in float32"
-    RAW_Q = "p is warped, q is not"
-    GREEDY_RATIO = "at temperature 0 guesses are judged by a ratio of probabilities"
-    ARGMAX = "guesses that are the likeliest token stand, at any temperature"
-    PEEKING = "how many guesses are judged depends on a token that is then dropped"
-    NO_RESIDUAL = "after a rejection p is sampled, not the residual"
-    STALE_PENALTIES = "penalties do not count the guesses before a position"
-    NO_SETTINGS = "sampling settings are ignored wherever there was a guess"
-    GARBAGE = "guessed positions are sampled with settings that were never filled in"
-    SEED_DRIFT = "rejected positions use up noise of the seed"
+    NONE = "none"
+    SHARED_NOISE = "the recovered token reuses the noise of the draft token"
+    OTHER_Q = "draft tokens are not sampled from the q that is used to verify them"
+    ROUGH_DRAFT = "draft tokens are sampled in bfloat16 and verified with q in float32"
+    RAW_Q = "p is warped, but q is not"
+    GREEDY_RATIO = "draft tokens are verified by rejection sampling at temperature 0"
+    ARGMAX = "draft tokens are accepted if they are the most likely token, at any temperature"
+    PEEKING = "the draft length depends on a draft token that is then removed"
+    NO_RESIDUAL = "the recovered token is sampled from p instead of the residual"
+    STALE_PENALTIES = "penalties do not count earlier draft tokens"
+    NO_SETTINGS = "sampling settings are ignored at draft positions"
+    GARBAGE = "draft positions are sampled with uninitialised settings"
+    SEED_DRIFT = "rejected draft tokens advance the seeded noise"
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """A target, a draft, and what is wrong with them."""
+class SpeculativeDecoder:
+    """Speculative decoding with rejection sampling, and a defect."""
 
     target: Logits
     draft: Logits
     defect: Defect = Defect.NONE
 
-    def say(
+    def generate(
         self, prompt: Sequence[int], sampling: SamplingParams, num: int, noise: np.random.Generator
     ) -> tuple[list[int], int]:
-        """An answer, and how many of its tokens were guesses that stood."""
-        said = [self._sample(self._p(prompt, (), sampling), sampling, noise)]
+        """The output, and the number of accepted draft tokens."""
+        output = [self._sample(self._p(prompt, (), sampling), sampling, noise)]
         accepted = 0
-        while len(said) < num:
-            kept, more = self._round(tuple(prompt), tuple(said), sampling, noise)
-            said += [*kept, more]
-            accepted += len(kept)
-        return said[:num], accepted
+        while len(output) < num:
+            draft, last = self._step(tuple(prompt), tuple(output), sampling, noise)
+            output += [*draft, last]
+            accepted += len(draft)
+        return output[:num], accepted
 
-    def _round(
+    def _step(
         self,
         prompt: tuple[int, ...],
-        said: tuple[int, ...],
+        output: tuple[int, ...],
         sampling: SamplingParams,
         noise: np.random.Generator,
     ) -> tuple[list[int], int]:
-        guesses, qs, shared = self._guess((*prompt, *said), sampling, noise)
+        """The accepted draft tokens, and the recovered or bonus token."""
+        draft, qs, shared = self._draft((*prompt, *output), sampling, noise)
         if self.defect is Defect.PEEKING:
-            odd = [at for at, guess in enumerate(guesses) if at and guess % 2]
-            guesses = guesses[: odd[0] if odd else None]
-        kept: list[int] = []
-        for at, (guess, q) in enumerate(zip(guesses, qs, strict=False)):
-            p = self._judged(prompt, said, tuple(kept), sampling)
-            if not self._stands(p, q, guess, sampling, noise, prompt, (*said, *kept)):
-                return kept, self._resample(p, q, sampling, noise, shared[at])
-            kept.append(guess)
-        return kept, self._sample(self._judged(prompt, said, tuple(kept), sampling), sampling, noise)
+            odd = [at for at, token in enumerate(draft) if at and token % 2]
+            draft = draft[: odd[0] if odd else None]
+        accepted: list[int] = []
+        for at, (token, q) in enumerate(zip(draft, qs, strict=False)):
+            p = self._target_p(prompt, output, tuple(accepted), sampling)
+            if not self._accepts(p, q, token, sampling, noise, prompt, (*output, *accepted)):
+                return accepted, self._recover(p, q, sampling, noise, shared[at])
+            accepted.append(token)
+        return accepted, self._sample(
+            self._target_p(prompt, output, tuple(accepted), sampling), sampling, noise
+        )
 
-    def _guess(
+    def _draft(
         self, text: tuple[int, ...], sampling: SamplingParams, noise: np.random.Generator
     ) -> tuple[list[int], list[Array], list[float]]:
-        """Guesses, the q of each as it is reported, and the number each was drawn with."""
-        guesses: list[int] = []
+        """Draft tokens, the q with which each is verified, and the uniform with which each was sampled."""
+        draft: list[int] = []
         qs: list[Array] = []
         shared: list[float] = []
-        for _ in range(NUM_GUESSES):
-            logits = self.draft((*text, *guesses))
+        for _ in range(NUM_DRAFT_TOKENS):
+            logits = self.draft((*text, *draft))
             raw = softmax(logits)
             q = warp(logits, sampling)
-            drawn = q
+            sampled = q
             if self.defect is Defect.ROUGH_DRAFT:
-                rough = torch.from_numpy(logits + LEVEL).to(torch.bfloat16).double().numpy()
-                drawn = warp(rough, sampling)
+                rough = torch.from_numpy(logits + LOGIT_OFFSET).to(torch.bfloat16).double().numpy()
+                sampled = warp(rough, sampling)
             if self.defect is Defect.OTHER_Q:
-                drawn = raw**2 / (raw**2).sum()
+                sampled = raw**2 / (raw**2).sum()
             shared.append(noise.random())
-            guesses.append(pick(drawn, shared[-1]))
+            draft.append(sample_at(sampled, shared[-1]))
             qs.append(raw if self.defect is Defect.RAW_Q else q)
-        return guesses, qs, shared
+        return draft, qs, shared
 
-    def _stands(
+    def _accepts(
         self,
         p: Array,
         q: Array,
-        guess: int,
+        token: int,
         sampling: SamplingParams,
         noise: np.random.Generator,
         prompt: Sequence[int],
-        said: tuple[int, ...],
+        output: tuple[int, ...],
     ) -> bool:
         if sampling.greedy:
             if self.defect is Defect.GREEDY_RATIO:
-                raw = softmax(self.target((*prompt, *said)))
-                return bool(noise.random() * softmax(self.draft((*prompt, *said)))[guess] < raw[guess])
-            return guess == int(p.argmax())
+                raw = softmax(self.target((*prompt, *output)))
+                return bool(noise.random() * softmax(self.draft((*prompt, *output)))[token] < raw[token])
+            return token == int(p.argmax())
         if self.defect is Defect.ARGMAX:
-            return guess == int(p.argmax())
-        return bool(noise.random() * q[guess] < p[guess])
+            return token == int(p.argmax())
+        return bool(noise.random() * q[token] < p[token])
 
-    def _resample(
+    def _recover(
         self, p: Array, q: Array, sampling: SamplingParams, noise: np.random.Generator, shared: float
     ) -> int:
         if sampling.greedy:
             return int(p.argmax())
-        left = p if self.defect in (Defect.NO_RESIDUAL, Defect.ARGMAX) else np.maximum(p - q, 0)
-        if left.sum() <= 0:
-            left = p
-        return pick(left, shared if self.defect is Defect.SHARED_NOISE else noise.random())
+        residual = p if self.defect in (Defect.NO_RESIDUAL, Defect.ARGMAX) else np.maximum(p - q, 0)
+        if residual.sum() <= 0:
+            residual = p
+        return sample_at(residual, shared if self.defect is Defect.SHARED_NOISE else noise.random())
 
-    def _judged(
-        self, prompt: tuple[int, ...], said: tuple[int, ...], kept: tuple[int, ...], sampling: SamplingParams
+    def _target_p(
+        self,
+        prompt: tuple[int, ...],
+        output: tuple[int, ...],
+        accepted: tuple[int, ...],
+        sampling: SamplingParams,
     ) -> Array:
-        """p at a guessed position."""
-        logits = self.target((*prompt, *said, *kept))
+        """p at a draft position."""
+        logits = self.target((*prompt, *output, *accepted))
         if self.defect is Defect.GARBAGE and not sampling.greedy:
             return np.full(len(logits), 1 / len(logits))
         if self.defect is Defect.NO_SETTINGS and not sampling.greedy:
             return softmax(logits)
-        counted = () if self.defect is Defect.STALE_PENALTIES else kept
-        return warp(logits, sampling, prompt, (*said, *counted))
+        counted = () if self.defect is Defect.STALE_PENALTIES else accepted
+        return warp(logits, sampling, prompt, (*output, *counted))
 
-    def _p(self, prompt: Sequence[int], said: tuple[int, ...], sampling: SamplingParams) -> Array:
-        return warp(self.target((*prompt, *said)), sampling, prompt, said)
+    def _p(self, prompt: Sequence[int], output: tuple[int, ...], sampling: SamplingParams) -> Array:
+        return warp(self.target((*prompt, *output)), sampling, prompt, output)
 
     def _sample(self, p: Array, sampling: SamplingParams, noise: np.random.Generator) -> int:
         if sampling.greedy:
             return int(p.argmax())
-        return pick(p, noise.random())
+        return sample_at(p, noise.random())
 
 
 @dataclass(frozen=True)
-class SeededSpeaker:
-    """What a seed promises: noise that belongs to a position, and guesses that are followed."""
+class SeededDecoder:
+    """Seeded decoding: noise belongs to a position, and a draft token is accepted if the target agrees."""
 
     target: Logits
     draft: Logits
     defect: Defect = Defect.NONE
 
-    def say(self, prompt: Sequence[int], sampling: SamplingParams, num: int) -> tuple[list[int], int]:
-        """An answer, and how many of its tokens were guesses that stood."""
-        said: list[int] = []
+    def generate(self, prompt: Sequence[int], sampling: SamplingParams, num: int) -> tuple[list[int], int]:
+        """The output, and the number of accepted draft tokens."""
+        output: list[int] = []
         accepted, drift = 0, 0
-        guesses: list[int] = []
-        while len(said) < num:
-            seed = [sampling.seed or 0, len(said) + drift]
-            p = warp(self.target((*prompt, *said)), sampling, prompt, tuple(said))
+        draft: list[int] = []
+        while len(output) < num:
+            seed = [sampling.seed or 0, len(output) + drift]
+            p = warp(self.target((*prompt, *output)), sampling, prompt, tuple(output))
             token = int(np.argmax(p / np.random.default_rng(seed).exponential(size=len(p))))
-            if guesses:
-                if guesses[0] == token:
+            if draft:
+                if draft[0] == token:
                     accepted += 1
-                    guesses.pop(0)
+                    draft.pop(0)
                 else:
                     drift += self.defect is Defect.SEED_DRIFT
-                    guesses = []
-            said.append(token)
-            if not guesses:
-                text = (*prompt, *said)
-                for _ in range(NUM_GUESSES):
-                    guesses.append(int(self.draft((*text, *guesses)).argmax()))
-        return said, accepted
+                    draft = []
+            output.append(token)
+            if not draft:
+                text = (*prompt, *output)
+                for _ in range(NUM_DRAFT_TOKENS):
+                    draft.append(int(self.draft((*text, *draft)).argmax()))
+        return output, accepted
 
 
-def pick(weights: Array, u: float) -> int:
-    """The outcome at u of the running sum."""
+def sample_at(weights: Array, u: float) -> int:
+    """Inverse-CDF sample of unnormalised weights."""
     sums = np.cumsum(weights)
     return int(np.searchsorted(sums, u * sums[-1], side="right"))
 
@@ -198,19 +205,19 @@ def softmax(logits: Array) -> Array:
 
 
 def warp(
-    logits: Array, sampling: SamplingParams, prompt: Sequence[int] = (), said: Sequence[int] = ()
+    logits: Array, sampling: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = ()
 ) -> Array:
-    """The law after the sampling settings, as the reference has it; remembered, since texts are few."""
-    before = (tuple(prompt), tuple(said)) if sampling.looks_back else ((), ())
+    """The distribution under the sampling settings, by forerun's own warper; cached."""
+    before = (tuple(prompt), tuple(output)) if sampling.looks_back else ((), ())
     key = (logits.tobytes(), before, *(getattr(sampling, name) for name in _FIELDS))
-    if key not in _LAWS:
+    if key not in _CACHE:
         row = torch.from_numpy(np.asarray(logits, dtype=np.float32))[None]
-        law = probabilities(row, BatchSampling.of([sampling]), [RowContext(TokenHistory(*before))])[0]
-        _LAWS[key] = law.double().numpy()
-    return _LAWS[key]
+        p = probabilities(row, BatchSampling.of([sampling]), [RowContext(TokenHistory(*before))])[0]
+        _CACHE[key] = p.double().numpy()
+    return _CACHE[key]
 
 
-_LAWS: dict[tuple[object, ...], Array] = {}
+_CACHE: dict[tuple[object, ...], Array] = {}
 _FIELDS = (
     "temperature",
     "top_k",

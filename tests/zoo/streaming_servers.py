@@ -1,4 +1,4 @@
-"""Servers that stream: tokens in pieces, at a pace, and sometimes not to the end."""
+"""A server that streams tokens at a fixed pace and can break off."""
 
 from __future__ import annotations
 
@@ -11,59 +11,62 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from zoo.hosting import hosted
+from zoo.hosting import serve_on_loopback
 
 
 @dataclass
-class Talker:
-    """Says, to a question, so many tokens in pieces of some size, one piece a pause."""
+class StreamingServer:
+    """Streams `num_tokens` per request, `tokens_per_event` of them after every pause."""
 
-    piece: int = 1
+    tokens_per_event: int = 1
     num_tokens: int = 24
-    pause: float = 0.002
-    breaks_at: int = 10**9
-    """From this request on it stops half-way."""
+    pause_seconds: float = 0.002
+    breaks_from: int = 10**9
+    """Responses break off from this request on."""
 
-    ids: bool = True
-    said: Callable[[str, int], int] = lambda question, at: (len(question) * 7 + at * at) % 50
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    shows_ids: bool = True
+    token_at: Callable[[str, int], int] = lambda question, at: (len(question) * 7 + at * at) % 50
+    requests: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
         with self.lock:
-            self.asked.append(body)
-            number = len(self.asked)
+            self.requests.append(body)
+            number = len(self.requests)
         question = body["messages"][0]["content"]
         seeded = body.get("seed") or 0
-        tokens = [self.said(question, at) + seeded for at in range(min(self.num_tokens, body["max_tokens"]))]
-        for first in range(0, len(tokens), self.piece):
-            time.sleep(self.pause)
-            if number >= self.breaks_at and first:
+        tokens = [
+            self.token_at(question, at) + seeded for at in range(min(self.num_tokens, body["max_tokens"]))
+        ]
+        for first in range(0, len(tokens), self.tokens_per_event):
+            time.sleep(self.pause_seconds)
+            if number >= self.breaks_from and first:
                 yield None
                 return
-            some = tokens[first : first + self.piece]
-            choice: dict[str, Any] = {"delta": {"content": " ".join(map(str, some))}}
-            yield {"choices": [choice | ({"token_ids": some} if self.ids else {})]}
-        pieces = [len(tokens[first : first + self.piece]) for first in range(0, len(tokens), self.piece)]
-        kept = [piece - 1 for piece in pieces[1:]]
-        steps = {"per_step_drafted": [self.piece - 1] * len(kept), "per_step_accepted": kept}
+            chunk = tokens[first : first + self.tokens_per_event]
+            choice: dict[str, Any] = {"delta": {"content": " ".join(map(str, chunk))}}
+            yield {"choices": [choice | ({"token_ids": chunk} if self.shows_ids else {})]}
+        starts = range(self.tokens_per_event, len(tokens), self.tokens_per_event)
+        accepted = [len(tokens[start : start + self.tokens_per_event]) - 1 for start in starts]
+        drafted = [self.tokens_per_event - 1] * len(accepted)
+        steps = {"per_step_drafted": drafted, "per_step_accepted": accepted}
         usage = {"completion_tokens": len(tokens)}
         yield {"choices": [], "usage": usage, "metrics": {"speculative_decoding": steps}}
 
 
 @contextmanager
-def talking(talker: Talker) -> Iterator[str]:
-    """The URL of a running server."""
+def run_streaming_server(server: StreamingServer) -> Iterator[str]:
+    """Run the server; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._begin()
-            self.wfile.write(json.dumps({"data": [{"id": "talker", "owned_by": "vllm"}]}).encode())
+            self.wfile.write(json.dumps({"data": [{"id": "tiny", "owned_by": "vllm"}]}).encode())
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self._begin()
-            for event in talker.events(body):
+            for event in server.events(body):
                 if event is None:
                     return
                 self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
@@ -75,7 +78,7 @@ def talking(talker: Talker) -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
-    with hosted(Handler) as url:
+    with serve_on_loopback(Handler) as url:
         yield url

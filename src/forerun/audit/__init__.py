@@ -1,1 +1,1 @@
-"""Proofs that speculation changed nothing. `exact` proves forerun's own core by enumeration."""
+"""Audits of whether speculation changes the output; `exact` proves forerun's own core by enumeration."""

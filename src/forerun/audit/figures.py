@@ -1,4 +1,4 @@
-"""Plots of a report as SVG, drawn with matplotlib (the extra `plots`)."""
+"""Figures of a report as SVG, drawn with matplotlib (the extra `plots`)."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _VARIABLES: Final = {
     _BLUE: "var(--blue)",
     _GREY: "var(--grey)",
 }
-"""The page's style sheet sets the colours of figures, for a light and for a dark background."""
+"""CSS variables of the page that replace the colours, so that figures follow its colour scheme."""
 
 
 def draw_evidence(
     trace: list[tuple[int, float]], rows: list[tuple[str, list[Any]]], error_rate: float
 ) -> str:
-    """The e-process over samples: all bettors together, each row, and where a difference is found."""
+    """The e-process over samples: jointly, per row, and the threshold for a difference."""
     figure, axes = _axes(7.5, 3.8)
     total = max([at for at, _ in trace], default=1)
     for _, points in rows:
-        most = max([at for at, _ in points], default=1)
-        axes.plot([at / most * total for at, _ in points], [log for _, log in points], color=_GREY, lw=0.8)
+        last = max([at for at, _ in points], default=1)
+        axes.plot([at / last * total for at, _ in points], [log for _, log in points], color=_GREY, lw=0.8)
     axes.plot([at for at, _ in trace], [log for _, log in trace], color=_BLUE, lw=2, label="all settings")
-    axes.axhline(-math.log10(error_rate), color=_RED, ls="--", lw=1, label="threshold of a difference")
+    axes.axhline(-math.log10(error_rate), color=_RED, ls="--", lw=1, label="threshold for a difference")
     axes.plot([], [], color=_GREY, lw=0.8, label="single settings (scaled to the same width)")
     axes.set(xlabel="samples", ylabel="evidence (log10 of the e-value)")
     axes.legend(frameon=False, fontsize=8)
     return _svg(figure)
 
 
-def draw_compared(rows: list[tuple[str, list[Any]]]) -> str:
-    """How often beginnings were said against how often they should be, one panel for each row."""
+def draw_frequencies(rows: list[tuple[str, list[Any]]]) -> str:
+    """Observed against expected frequencies of output prefixes, one panel per row."""
     columns = min(4, max(1, len(rows)))
     lines = math.ceil(len(rows) / columns)
     figure, grid = _axes(2.6 * columns, 2.5 * lines, lines, columns)
@@ -58,22 +58,22 @@ def draw_compared(rows: list[tuple[str, list[Any]]]) -> str:
 
 
 def draw_gaps(rows: list[dict[str, Any]]) -> str:
-    """Where answers parted: the gap of the two tokens, and up to where it is a tie."""
+    """The logit gap at each first difference, and the near-tie bound."""
     figure, axes = _axes(7.5, 0.8 + 0.28 * len(rows))
     for line, row in enumerate(rows):
         colour = _RED if row["finding"] == "difference" else _GREEN
         axes.plot([0, row["bound"]], [line, line], color=_GREY, lw=6, alpha=0.35, solid_capstyle="butt")
         axes.plot(row["gap"], line, "o", color=colour, ms=6)
-    names = [f"{row['name']} at {row['at']}" for row in rows]
+    names = [f"{row['name']} at {row['position']}" for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=7, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set(xlabel="gap of the two logits in float32 (dot); near-tie up to the end of the bar")
+    axes.set(xlabel="logit gap in float32 (dot) and near-tie bound (bar)")
     axes.set_xlim(left=0)
     return _svg(figure)
 
 
 def _axes(width: float, height: float, lines: int | None = None, columns: int = 1) -> tuple[Any, Any]:
-    """A figure with its axes: one, or a list of them."""
+    """A figure and its axes; a list of axes if `lines` is given."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
@@ -91,13 +91,13 @@ def _axes(width: float, height: float, lines: int | None = None, columns: int = 
 
 
 def _colour(axes: Any) -> None:
-    """Frame and ticks in the colour of text."""
+    """Draw the frame and the ticks in the text colour."""
     axes.spines[:].set_color(_TEXT)
     axes.tick_params(which="both", colors=_TEXT)
 
 
 def _svg(figure: Any) -> str:
-    """The figure as an element of a page."""
+    """The figure as an `<svg>` element."""
     from matplotlib.text import Text  # noqa: PLC0415
 
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""What every audit ends with: a verdict, the numbers behind it, and what a reader should know beside it."""
+"""The report that every audit produces: its verdict, the numbers behind it, and notes."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from importlib.metadata import version
 from typing import Any, Final
 
 INTERRUPTED: Final = "interrupted"
-"""The reason of an audit that the user stopped before it had a verdict."""
+"""The reason of a report whose audit the user stopped before it had a verdict."""
 
 
 class AuditVerdict(Enum):
     """The verdict of an audit, with its exit code.
 
-    `ROUNDING`: answers differ token for token, and rounding in the servers' precision explains every
-    difference. Tokens are identical under `SAME` only.
+    `ROUNDING`: outputs differ, and rounding in the servers' precision explains every difference. Outputs are
+    identical, token for token, under `SAME` only.
     """
 
     SAME = "no difference found"
     ROUNDING = "no difference beyond rounding"
     DIFFERENT = "difference"
-    OPEN = "no verdict"
+    NO_VERDICT = "no verdict"
 
     @property
     def exit_code(self) -> int:
-        """0, 1 or 2."""
+        """0: no difference. 1: a difference. 2: no verdict."""
         return {
             AuditVerdict.SAME: 0,
             AuditVerdict.ROUNDING: 0,
             AuditVerdict.DIFFERENT: 1,
-            AuditVerdict.OPEN: 2,
+            AuditVerdict.NO_VERDICT: 2,
         }[self]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """One audit, for terminals, machines and pages alike.
+    """The result of one audit, rendered as a table, as JSON or as a page.
 
-    `rows` are what was audited one by one; `columns` the keys of a row that people are shown, with their
-    titles. `e_value` is evidence against the server (100: a hundred to one), `tv_bound` the largest total
-    variation distance still compatible with the data; None where an audit has no such number.
+    `rows` has one entry per audited item; `columns` maps the keys of a row that are displayed to their
+    titles. `e_value` is the evidence against the server (100: a hundred to one). `tv_bound` is the largest
+    total variation distance compatible with the samples. Either is None if the audit does not compute it.
     """
 
     audit: str
@@ -58,7 +58,7 @@ class AuditReport:
     details: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for machines."""
+        """The complete report."""
         return {
             "audit": self.audit,
             "verdict": self.verdict.value,
@@ -70,12 +70,12 @@ class AuditReport:
             **self.details,
             "rows": list(self.rows),
             "question": self.question,
-            "made": made(),
+            "provenance": provenance(),
         }
 
 
-def made() -> dict[str, str]:
-    """When and with what."""
+def provenance() -> dict[str, str]:
+    """Date and versions."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "forerun": version("forerun"),
@@ -84,5 +84,5 @@ def made() -> dict[str, str]:
 
 
 def power_of_ten(log: float) -> float:
-    """10^log, as far as a float goes."""
+    """10^log, capped at 10^300."""
     return float(10.0 ** min(log, 300.0))

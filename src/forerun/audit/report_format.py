@@ -1,4 +1,4 @@
-"""The words and numbers of a report, the same in a terminal and on a page."""
+"""Text and number formatting of a report, shared by the terminal and the page."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from typing import Any
 from forerun.audit.report import AuditReport
 
 
-def summary(report: AuditReport) -> Iterator[str]:
-    """The numbers of the whole, and what should be known beside them."""
+def summary_lines(report: AuditReport) -> Iterator[str]:
+    """The e-value, the distance bound, the power and the notes, one line each."""
     if report.e_value is not None:
         rate = report.details["error_rate"]
         yield (
-            f"evidence against the server: {number(report.e_value)} to 1; it would be found different at"
-            f" {number(1 / rate)} to 1"
+            f"evidence against the server: e-value {format_number(report.e_value)};"
+            f" a difference is reported from {format_number(1 / rate)} on"
         )
     if report.tv_bound is not None:
-        yield f"distance of the laws, where it can be bounded: at most {number(report.tv_bound)}"
+        yield f"total variation distance, where bounded: at most {format_number(report.tv_bound)}"
     for each in report.details.get("power", ()):
         tokens = each["num_tokens"]
-        needs = (
-            f"about {tokens:,} tokens"
+        needed = (
+            f"about {tokens:,} tokens needed"
             if tokens
-            else f"not to be told from rounding, which may make {number(each['epsilon'])}"
+            else f"not detectable, below the rounding of {format_number(each['epsilon'])}"
         )
-        yield f"to catch a bias of {each['bias']:.0%}: {needs}"
+        yield f"detecting a bias of {each['bias']:.0%}: {needed}"
     yield from report.notes
 
 
-def cell(value: Any) -> str:
-    """What stands in a cell of the table."""
+def format_cell(value: Any) -> str:
+    """The text of a table cell."""
     if value is None:
         return ""
     if isinstance(value, float):
-        return number(value)
+        return format_number(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def number(value: float) -> str:
-    """A number as short as it can be read."""
+def format_number(value: float) -> str:
+    """A number in three significant digits, or in scientific notation if very large or small."""
     if value == 0 or 0.001 <= abs(value) < 10_000:
         return f"{value:.3g}"
     return f"{value:.1e}"

@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: no script, no network."""
+"""A report as one self-contained HTML page, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from forerun.audit.figures import draw_compared, draw_evidence, draw_gaps
+from forerun.audit.figures import draw_evidence, draw_frequencies, draw_gaps
 from forerun.audit.report import AuditReport
-from forerun.audit.report_format import cell, summary
+from forerun.audit.report_format import format_cell, summary_lines
 
 _PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -53,40 +53,40 @@ $figures
 <h2>Results</h2>
 <div class="table"><table>$table</table></div>
 <h2>Configuration</h2>
-<pre>$question</pre>
+<pre>$configuration</pre>
 </body>
 </html>
 """)
 
 
 def write_page(report: AuditReport, file: Path) -> None:
-    """Write the page."""
-    told = {"question": report.question, "made": report.as_json()["made"]}
+    """Write the report to an HTML file."""
+    configuration = {"question": report.question, "provenance": report.as_json()["provenance"]}
     file.write_text(
         _PAGE.substitute(
             audit=escape(report.audit),
             verdict=escape(report.verdict.value),
             reason=escape(report.reason),
             code=report.verdict.exit_code,
-            summary="".join(f"<li>{escape(line)}</li>" for line in summary(report)),
+            summary="".join(f"<li>{escape(line)}</li>" for line in summary_lines(report)),
             figures="".join(f"<h2>{escape(title)}</h2>{svg}" for title, svg in _figures(report)),
             table=_table(report),
-            question=escape(json.dumps(told, indent=1, ensure_ascii=False)),
+            configuration=escape(json.dumps(configuration, indent=1, ensure_ascii=False)),
         ),
         encoding="utf-8",
     )
 
 
 def _figures(report: AuditReport) -> list[tuple[str, str]]:
-    """What there is to see in this report."""
+    """Titles and SVGs of the figures that this report has data for."""
     figures = []
     if trace := report.details.get("trace"):
         rows = [(row["name"], row["trace"]) for row in report.rows if row.get("trace")]
         figures.append(("Evidence over samples", draw_evidence(trace, rows, report.details["error_rate"])))
-    if compared := [(row["name"], row["compared"]) for row in report.rows if row.get("compared")]:
-        figures.append(("Observed against expected frequencies", draw_compared(compared)))
-    if parted := [row for row in report.rows if row.get("gap") is not None]:
-        figures.append(("First differences", draw_gaps(parted)))
+    if frequencies := [(row["name"], row["frequencies"]) for row in report.rows if row.get("frequencies")]:
+        figures.append(("Observed against expected frequencies", draw_frequencies(frequencies)))
+    if differing := [row for row in report.rows if row.get("gap") is not None]:
+        figures.append(("First differences", draw_gaps(differing)))
     return figures
 
 
@@ -98,6 +98,6 @@ def _table(report: AuditReport) -> str:
 def _line(row: dict[str, Any], keys: list[str]) -> str:
     finding = " class='difference'" if row.get("finding") == "difference" else ""
     cells = "".join(
-        f"<td{finding if key == 'finding' else ''}>{escape(cell(row.get(key)))}</td>" for key in keys
+        f"<td{finding if key == 'finding' else ''}>{escape(format_cell(row.get(key)))}</td>" for key in keys
     )
     return f"<tr>{cells}</tr>"

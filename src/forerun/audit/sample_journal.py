@@ -1,6 +1,7 @@
-"""Samples on disk, written as they come, so that an audit can be interrupted and taken up again.
+"""The samples file (JSON lines) of an audit, appended as samples arrive, so that the audit can be resumed.
 
-A line of JSON for the question, then one for each batch: the number of its case and both servers' answers.
+The first line holds the question. Each further line is one batch: the index of its case and the outputs of
+both servers. Files written with older keys are still read.
 """
 
 from __future__ import annotations
@@ -11,47 +12,50 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 from forerun.errors import ConfigurationError
 from forerun.servers.endpoint import Token
 
+_NEW_KEYS: Final = {"tested": "candidate", "plain": "baseline", "tokens": "max_tokens"}
+"""Keys of older files, with their present names."""
+
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What was answered in one go."""
+class SampleBatch:
+    """Outputs of both servers for one case; `baseline` is empty if the audit has a reference model."""
 
     case: int
-    tested: list[tuple[Token, ...]]
-    plain: list[tuple[Token, ...]]
+    candidate: list[tuple[Token, ...]]
+    baseline: list[tuple[Token, ...]]
 
 
-class Journal:
-    """A file of batches that answer one question."""
+class SampleJournal:
+    """A file of sample batches of one question; `resume` continues a file written for the same question."""
 
     def __init__(self, file: Path, question: dict[str, Any], *, resume: bool = False) -> None:
         if not resume:
             check_new(file)
         self.file = file
-        self._earlier: list[Batch] = list(_read(file, question)) if resume else []
+        self._recorded: list[SampleBatch] = list(_read(file, question)) if resume else []
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_name(f"{file.name}.new")
         self._out: TextIO = fresh.open("w", encoding="utf-8")
         self._write({"question": question})
-        for batch in self._earlier:  # written anew, since the last line may have been cut off
-            self.keep(batch)
+        for batch in self._recorded:  # rewritten, since the last line may be truncated
+            self.append(batch)
         fresh.replace(file)
 
-    def earlier(self) -> list[Batch]:
-        """What was there when the audit was taken up again."""
-        return self._earlier
+    def recorded_batches(self) -> list[SampleBatch]:
+        """The batches that the file held when the audit was resumed."""
+        return self._recorded
 
-    def keep(self, batch: Batch) -> None:
-        """Write a batch, to be there even if the process is not there any more."""
-        self._write({"case": batch.case, "tested": batch.tested, "plain": batch.plain})
+    def append(self, batch: SampleBatch) -> None:
+        """Append a batch and flush it, so that it survives the process."""
+        self._write({"case": batch.case, "candidate": batch.candidate, "baseline": batch.baseline})
 
     def close(self) -> None:
-        """Done."""
+        """Close the file."""
         self._out.close()
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -60,33 +64,43 @@ class Journal:
 
 
 def check_new(file: Path) -> None:
-    """Raise if there is a file of samples already: a new audit does not overwrite it."""
+    """Raise if the file exists: a new audit does not overwrite samples."""
     if file.is_file():
-        raise ConfigurationError(f"{file} exists already: continue it with --resume {file}, or name another")
+        raise ConfigurationError(
+            f"{file} exists already: continue it with --resume {file}, or give another path"
+        )
 
 
-def default_file(audit: str) -> Path:
-    """The file of samples if none is given: a new one under the user's cache."""
+def default_path(audit: str) -> Path:
+    """A new samples file under the user's cache directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "forerun" / "audits" / f"{audit}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.jsonl"
 
 
-def _read(file: Path, question: dict[str, Any]) -> Iterator[Batch]:
-    """The batches of a file, if it was written for the same question; a last line cut off is let go."""
+def _read(file: Path, question: dict[str, Any]) -> Iterator[SampleBatch]:
+    """The batches of a file written for the same question; a truncated last line is ignored."""
     try:
         head, *lines = file.read_text(encoding="utf-8").splitlines()
-        asked = json.loads(head)["question"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{file} holds no samples to go on with: {error}") from error
-    wanted = json.loads(json.dumps(question))
-    if asked != wanted:
-        differing = sorted(key for key in asked.keys() | wanted if asked.get(key) != wanted.get(key))
+        recorded = _with_new_keys(json.loads(head)["question"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{file} is not a samples file that can be resumed: {error}") from error
+    expected = json.loads(json.dumps(question))
+    if recorded != expected:
+        differing = sorted(
+            key for key in recorded.keys() | expected if recorded.get(key) != expected.get(key)
+        )
         raise ConfigurationError(
-            f"{file} holds samples of another question; these differ: {', '.join(differing)}"
+            f"{file} holds samples of another audit; these settings differ: {', '.join(differing)}. Repeat"
+            " the command that wrote the file, with --resume"
         )
     for line in lines:
         try:
-            row = json.loads(line)
+            row = _with_new_keys(json.loads(line))
         except ValueError:
             return
-        yield Batch(row["case"], [tuple(one) for one in row["tested"]], [tuple(one) for one in row["plain"]])
+        candidate, baseline = ([tuple(output) for output in row[key]] for key in ("candidate", "baseline"))
+        yield SampleBatch(row["case"], candidate, baseline)
+
+
+def _with_new_keys(row: dict[str, Any]) -> dict[str, Any]:
+    return {_NEW_KEYS.get(key, key): value for key, value in row.items()}

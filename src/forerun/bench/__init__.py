@@ -1,1 +1,1 @@
-"""Measures, and pictures of what was measured or is to be expected."""
+"""Benchmarks of servers and drafters, and figures of measurements and of the theory."""

@@ -1,12 +1,12 @@
-"""Speed under load, from the steps of an engine: as the clock saw it, and as it would be without noise.
+"""Speed under load from the steps of an engine: as measured, and noise-free from a fitted cost curve.
 
-A run is one way to decode, in one cell (a text, a temperature, so many requests at a time) and one turn. Ways
-take turns, so each is compared with the plain run of its own turn. Beside that stands a ratio without noise:
-steps are counted by their rows, and every row count costs what such steps cost everywhere; what forerun
-itself takes is measured apart and counts for every way but plain decoding, which is vLLM as it is.
+A run is one decoding mode in one cell (a text, a temperature, a concurrency) and one turn. Modes alternate,
+so each run is compared with the baseline run of its own turn. The noise-free ratio counts steps by their
+rows and charges each row count its cost over all runs. forerun's own overhead is measured separately and
+counts for every mode except the baseline, which is vLLM as it is.
 
-Requests are counted whole: every step has the weight of those in it that count, over all that are under way.
-Steps within a stretch of time would favour texts that are soon over, of which more fit.
+Requests are counted whole: a step has the weight of its counted requests over all running requests. Counting
+the steps of a time window would favour texts that end soon, since more of them fit.
 """
 
 from __future__ import annotations
@@ -20,92 +20,95 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from scipy.stats import bootstrap, ttest_1samp
 
-PLAIN: Final = "plain"
-OURS: Final = "forerun"
+BASELINE: Final = "baseline"
+FORERUN: Final = "forerun"
 
-MAX_LOSS: Final = 0.98
-"""The share of plain decoding's speed that nothing may fall below."""
+MIN_RATIO: Final = 0.98
+"""The lowest acceptable speed as a share of the baseline's."""
 
-NEAR: Final = 0.97
-"""The share of the best fixed length's speed that is near enough."""
+MIN_RATIO_TO_BEST: Final = 0.97
+"""The lowest acceptable speed as a share of the best fixed draft length's."""
 
-FAINT: Final = 0.1
-"""How much it counts that no turn differs from others, in deviations of one step."""
+TURN_PENALTY: Final = 0.1
+"""Weight of the assumption that turns do not differ, in deviations of one step."""
 
-DISTURBED: Final = 0.1
-"""By what share steps may differ from what such steps cost before they count less."""
+HUBER_THRESHOLD: Final = 0.1
+"""Relative deviation from the fitted cost above which steps count less."""
 
-ROUNDS: Final = 20
-"""How often it is weighed anew what was disturbed."""
+NUM_REWEIGHTINGS: Final = 20
+"""Iterations of the robust fit."""
 
-Timed = tuple[int, float, int, float, float]
-"""A step: its rows, the share of its requests that count, their tokens, its seconds, and what is ours."""
+TimedStep = tuple[int, float, int, float, float]
+"""A step: rows, share of requests that count, their tokens, seconds, and forerun's overhead in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """The steps of a run with so many rows, by their weights: how many, the tokens said, the seconds; and of
-    a step, the seconds in the middle, and what is ours of them on the average: deciding, guessing, hearing.
+class StepGroup:
+    """The weighted steps of a run with the same number of rows.
+
+    `num`, `num_tokens` and `seconds` are totals; `median` is the median time of a step, and `overhead` the
+    mean time that forerun itself takes in one: controller, drafter and bookkeeping.
     """
 
     rows: int
     num: float
-    said: int
+    num_tokens: int
     seconds: float
     median: float
-    own: float
+    overhead: float
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """One way to decode in one turn of a cell; cells of a family share what steps cost."""
+    """One decoding mode in one turn of a cell. Cells of a family share their cost curve."""
 
     family: str
     cell: str
-    way: str
+    mode: str
     turn: int
-    steps: tuple[Steps, ...]
+    steps: tuple[StepGroup, ...]
 
     @classmethod
-    def of(cls, name: tuple[str, str, str, int], steps: Iterable[Timed]) -> LoadRun:
-        """A run from its steps."""
-        by_rows: dict[int, list[Timed]] = {}
+    def from_steps(cls, name: tuple[str, str, str, int], steps: Iterable[TimedStep]) -> LoadRun:
+        """Group the steps of a run by their rows."""
+        by_rows: dict[int, list[TimedStep]] = {}
         for step in steps:
             by_rows.setdefault(step[0], []).append(step)
-        found = []
+        groups = []
         for rows, some in sorted(by_rows.items()):
-            _, shares, said, seconds, own = zip(*some, strict=True)
-            all_seconds, middle = float(np.dot(shares, seconds)), float(np.median(seconds))
-            ours = float(np.average(own, weights=shares))
-            times = (round(each, 6) for each in (all_seconds, middle, ours))
-            found.append(Steps(rows, sum(shares), sum(said), *times))
-        return cls(*name, tuple(found))
+            _, shares, tokens, seconds, overheads = zip(*some, strict=True)
+            total, median = float(np.dot(shares, seconds)), float(np.median(seconds))
+            overhead = float(np.average(overheads, weights=shares))
+            times = (round(each, 6) for each in (total, median, overhead))
+            groups.append(StepGroup(rows, sum(shares), sum(tokens), *times))
+        return cls(*name, tuple(groups))
 
     @property
-    def said(self) -> int:
-        """All tokens."""
-        return sum(each.said for each in self.steps)
+    def num_tokens(self) -> int:
+        """All counted tokens."""
+        return sum(each.num_tokens for each in self.steps)
 
     @property
     def speed(self) -> float:
-        """Tokens per second; plain decoding has no time of ours in it."""
-        plain = self.way == PLAIN
-        return self.said / sum(each.seconds - plain * each.num * each.own for each in self.steps)
+        """Tokens per second; the baseline is not charged forerun's overhead."""
+        is_baseline = self.mode == BASELINE
+        seconds = sum(each.seconds - is_baseline * each.num * each.overhead for each in self.steps)
+        return self.num_tokens / seconds
 
     @property
     def num_steps(self) -> float:
-        """How many steps it is made of."""
+        """The weighted number of steps."""
         return sum(each.num for each in self.steps)
 
     def seconds_by(self, curve: CostCurve) -> float:
-        """How long the run takes if every step costs what the curve says, and what we take."""
-        ours = self.way != PLAIN
-        return sum(each.num * (curve.at(each.rows) + ours * each.own) for each in self.steps)
+        """The duration of the run if each step has the curve's cost, plus forerun's overhead."""
+        has_overhead = self.mode != BASELINE
+        return sum(each.num * (curve.at(each.rows) + has_overhead * each.overhead) for each in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Seconds by rows, never falling."""
+    """Seconds of a step by its rows, non-decreasing."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -115,36 +118,37 @@ class CostCurve:
         return float(np.interp(rows, self.rows, self.seconds))
 
 
-def fitted(runs: Sequence[LoadRun]) -> CostCurve:
-    """What steps cost by their rows, without what is ours, over all runs of a family.
+def fit_costs(runs: Sequence[LoadRun]) -> CostCurve:
+    """Fit the cost of a step by its rows, without forerun's overhead, over all runs of a family.
 
-    Machines have moods, and texts have lengths: every turn of a cell has a factor of its own. Factors and
-    curve are found together by weighted least squares of logarithms, in which what was disturbed half-way
-    through a turn counts less, as Huber has it; then the curve is made to rise.
+    Machine speed and text lengths vary, so every turn of a cell has a factor of its own. Factors and curve
+    are fitted together by weighted least squares of logarithms with Huber weights, which discount steps that
+    were disturbed within a turn; isotonic regression then makes the curve non-decreasing.
     """
     seen = [(f"{run.cell} {run.turn}", each) for run in runs for each in run.steps]
     turns, turn_of = np.unique([turn for turn, _ in seen], return_inverse=True)
     knots, knot_of = np.unique([each.rows for _, each in seen], return_inverse=True)
-    logs = np.log([max(each.median - each.own, 1e-9) for _, each in seen])
+    logs = np.log([max(each.median - each.overhead, 1e-9) for _, each in seen])
     nums = weights = np.array([each.num for _, each in seen])
-    table = np.zeros((len(seen) + len(turns), len(knots) + len(turns)))
-    places = np.arange(len(seen))
-    table[places, knot_of] = table[places, len(knots) + turn_of] = 1.0
-    table[len(seen) :, len(knots) :] = FAINT * np.eye(len(turns))  # factors are near 1, if nothing else says
-    wanted = np.concatenate([logs, np.zeros(len(turns))])
-    for _ in range(ROUNDS):
+    design = np.zeros((len(seen) + len(turns), len(knots) + len(turns)))
+    indices = np.arange(len(seen))
+    design[indices, knot_of] = design[indices, len(knots) + turn_of] = 1.0
+    design[len(seen) :, len(knots) :] = TURN_PENALTY * np.eye(len(turns))  # pulls factors towards 1
+    target = np.concatenate([logs, np.zeros(len(turns))])
+    for _ in range(NUM_REWEIGHTINGS):
         scale = np.sqrt(np.concatenate([weights, np.ones(len(turns))]))
-        found = np.linalg.lstsq(scale[:, None] * table, scale * wanted, rcond=None)[0]
-        off = np.abs(wanted - table @ found)[: len(seen)]
-        weights = nums * np.minimum(1.0, DISTURBED / np.maximum(off, DISTURBED))
-    rising = isotonic_regression(found[: len(knots)], weights=np.bincount(knot_of, weights)).x
+        solution = np.linalg.lstsq(scale[:, None] * design, scale * target, rcond=None)[0]
+        residuals = np.abs(target - design @ solution)[: len(seen)]
+        weights = nums * np.minimum(1.0, HUBER_THRESHOLD / np.maximum(residuals, HUBER_THRESHOLD))
+    rising = isotonic_regression(solution[: len(knots)], weights=np.bincount(knot_of, weights)).x
     return CostCurve(tuple(knots.tolist()), tuple(np.exp(rising).tolist()))
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRatio:
-    """How fast one way is beside another: the median over turns with its interval at 95 %, the same without
-    noise, and the chance of such turns if it were just bearable, to be as low, and as high.
+    """The speed of one mode over another's: the median over turns with its 95 % confidence interval, and the
+    noise-free ratio. `p_below` and `p_above` are p-values of turns this low, or this high, if the true ratio
+    were just acceptable.
     """
 
     median: float
@@ -156,85 +160,103 @@ class LoadRatio:
 
     @property
     def holds(self) -> bool:
-        """Whether it is not below what is bearable: without noise, and not significantly by the clock."""
-        return self.without_noise >= MAX_LOSS and self.p_below >= 0.05
+        """Whether the noise-free ratio is acceptable and the measured one not significantly below."""
+        return self.without_noise >= MIN_RATIO and self.p_below >= 0.05
 
 
 def compare(
-    mine: Sequence[LoadRun], theirs: Sequence[LoadRun], curve: CostCurve, bearable: float = MAX_LOSS
+    runs: Sequence[LoadRun], others: Sequence[LoadRun], curve: CostCurve, min_ratio: float = MIN_RATIO
 ) -> LoadRatio:
-    """Runs of one way beside those of another in the same turns."""
-    logs = np.log([one.speed / other.speed for one, other in zip(mine, theirs, strict=True)])
+    """Compare the runs of one mode with those of another in the same turns."""
+    logs = np.log([one.speed / other.speed for one, other in zip(runs, others, strict=True)])
     low, high = bootstrap((logs,), np.median, method="percentile", random_state=0).confidence_interval
-    said = sum(run.said for run in mine) / sum(run.said for run in theirs)
-    seconds = sum(run.seconds_by(curve) for run in mine) / sum(run.seconds_by(curve) for run in theirs)
-    tests = [ttest_1samp(logs, math.log(bearable), alternative=side).pvalue for side in ("less", "greater")]
+    tokens = sum(run.num_tokens for run in runs) / sum(run.num_tokens for run in others)
+    seconds = sum(run.seconds_by(curve) for run in runs) / sum(run.seconds_by(curve) for run in others)
+    tests = [ttest_1samp(logs, math.log(min_ratio), alternative=side).pvalue for side in ("less", "greater")]
     return LoadRatio(
-        float(np.exp(np.median(logs))), math.exp(low), math.exp(high), said / seconds, *map(float, tests)
+        float(np.exp(np.median(logs))), math.exp(low), math.exp(high), tokens / seconds, *map(float, tests)
     )
 
 
 def lines_of(runs: list[LoadRun]) -> list[dict[str, Any]]:
-    """A line for each cell: every way over plain decoding, and ours over the best fixed length."""
+    """A line for each cell: every mode over the baseline, and forerun over the best fixed draft length."""
     curves: dict[str, CostCurve] = {
-        name: fitted([run for run in runs if run.family == name]) for name in {run.family for run in runs}
+        name: fit_costs([run for run in runs if run.family == name]) for name in {run.family for run in runs}
     }
     lines = []
     for cell in dict.fromkeys(run.cell for run in runs):
-        mine = [run for run in runs if run.cell == cell]
-        lines.append(line_of(mine, curves[mine[0].family]))
+        some = [run for run in runs if run.cell == cell]
+        lines.append(line_of(some, curves[some[0].family]))
     return lines
 
 
 def line_of(runs: list[LoadRun], curve: CostCurve) -> dict[str, Any]:
-    """One cell."""
-    ways = {way: [run for run in runs if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
+    """The line of one cell."""
+    modes = {mode: [run for run in runs if run.mode == mode] for mode in dict.fromkeys(r.mode for r in runs)}
     dtype, text, concurrency = runs[0].cell.split(" | ")
-    steps = {way: sum(run.num_steps for run in ways[way]) for way in (OURS, PLAIN)}
-    ratios = {way: compare(some, ways[PLAIN], curve) for way, some in ways.items() if way != PLAIN}
+    steps = {mode: sum(run.num_steps for run in modes[mode]) for mode in (FORERUN, BASELINE)}
+    ratios = {mode: compare(some, modes[BASELINE], curve) for mode, some in modes.items() if mode != BASELINE}
     line: dict[str, Any] = {
         "dtype": dtype,
         "text": text,
         "concurrency": int(concurrency),
-        "over_plain": asdict(ratios[OURS]),
-        "holds": ratios[OURS].holds,
-        "tokens_per_step": sum(run.said for run in ways[OURS]) / steps[OURS] / int(concurrency),
-        "steps": {way: round(num) for way, num in steps.items()},
+        "speedup": asdict(ratios[FORERUN]),
+        "holds": ratios[FORERUN].holds,
+        "tokens_per_step": sum(run.num_tokens for run in modes[FORERUN]) / steps[FORERUN] / int(concurrency),
+        "steps": {mode: round(num) for mode, num in steps.items()},
     }
-    fixed = {way: asdict(ratio) for way, ratio in ratios.items() if way != OURS}
+    fixed = {mode: asdict(ratio) for mode, ratio in ratios.items() if mode != FORERUN}
     if fixed:
-        best = max(fixed, key=lambda way: float(fixed[way]["without_noise"]))
-        over = compare(ways[OURS], ways[best], curve, NEAR)
-        line |= {"fixed": fixed, "best": best, "over_best": asdict(over)}
+        best = max(fixed, key=lambda mode: float(fixed[mode]["without_noise"]))
+        over_best = compare(modes[FORERUN], modes[best], curve, MIN_RATIO_TO_BEST)
+        line |= {"fixed": fixed, "best": best, "over_best": asdict(over_best)}
     return line
 
 
 def markdown(lines: Sequence[dict[str, Any]]) -> str:
-    """The lines as a table for documents."""
-    titles = ["", "text", "at a time", "over plain, by the clock", "without noise", "tokens a step"]
-    titles += ["best fixed", "over it, by the clock", "without noise"]
+    """The lines as a Markdown table."""
+    titles = [
+        "dtype",
+        "workload",
+        "concurrency",
+        "speedup, measured",
+        "speedup, noise-free",
+        "tokens per step",
+    ]
+    titles += ["best fixed K", "over best fixed, measured", "over best fixed, noise-free"]
     rows = [titles, ["---"] * 2 + ["---:"] * 7]
     for line in lines:
-        ours, over = line["over_plain"], line.get("over_best")
+        speedup, over_best = line["speedup"], line.get("over_best")
         cells = [line["dtype"], line["text"], str(line["concurrency"])]
-        cells += [_clock(ours), f"{ours['without_noise']:.3f}", f"{line['tokens_per_step']:.2f}"]
-        if over is None:
+        cells += [measured(speedup), f"{speedup['without_noise']:.3f}", f"{line['tokens_per_step']:.2f}"]
+        if over_best is None:
             cells += [""] * 3
         else:
-            cells += [line["best"].removeprefix("fixed "), _clock(over), f"{over['without_noise']:.3f}"]
+            best = line["best"].removeprefix("fixed ")
+            cells += [best, measured(over_best), f"{over_best['without_noise']:.3f}"]
         rows.append(cells)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def _clock(ratio: dict[str, float]) -> str:
+def measured(ratio: dict[str, float]) -> str:
+    """The measured median of a ratio with its interval."""
     return "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
 
 
-def values(runs: Sequence[LoadRun]) -> list[dict[str, Any]]:
-    """Runs as values; `runs_of` makes them again."""
+def to_rows(runs: Sequence[LoadRun]) -> list[dict[str, Any]]:
+    """Runs as JSON values; the inverse of `from_rows`."""
     return [asdict(run) | {"steps": [list(astuple(each)) for each in run.steps]} for run in runs]
 
 
-def runs_of(values: Sequence[dict[str, Any]]) -> list[LoadRun]:
-    """Runs from what `values` said."""
-    return [LoadRun(**{**run, "steps": tuple(Steps(*each) for each in run["steps"])}) for run in values]
+def from_rows(rows: Sequence[dict[str, Any]]) -> list[LoadRun]:
+    """Runs from JSON values, also from those of earlier records, which have other names."""
+    return [
+        LoadRun(
+            row["family"].replace("drawn", "sampled"),
+            row["cell"],
+            row["mode"] if "mode" in row else row["way"].replace("plain", BASELINE),
+            row["turn"],
+            tuple(StepGroup(*each) for each in row["steps"]),
+        )
+        for row in rows
+    ]

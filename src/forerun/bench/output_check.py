@@ -1,8 +1,9 @@
-"""Are a contestant's words those of its plain one?
+"""Comparison of every system's output with its baseline's.
 
-At temperature 0 they should be the same, token for token, up to near-ties: where two answers first part, the
-model is asked in float32 how far apart the two tokens are. With a seed, servers that draw differently say
-different words and may both be right; how many are the same is told, and `forerun audit sampled` decides.
+At temperature 0 the outputs must be identical, token for token, up to near-ties: at the first difference a
+reference model in float32 measures the gap between the two tokens. With a seed, engines that sample
+differently emit different tokens and can both be correct; the report counts identical outputs, and
+`forerun audit sampled` tests the distribution.
 """
 
 from __future__ import annotations
@@ -21,103 +22,110 @@ from forerun.types import SamplingParams
 if TYPE_CHECKING:
     from forerun.audit.parity.near_ties import NearTieReferee
 
-Rule = Callable[[OutputRuling, RecordedAnswer, RecordedAnswer], OutputRuling]
-"""Who knows about ties: a parting, the plain answer and the other one."""
+Classifier = Callable[[OutputRuling, RecordedAnswer, RecordedAnswer], OutputRuling]
+"""Completes an undecided ruling, given the baseline's answer and the other."""
 
 
 def first_differences(record: BenchRecord) -> Iterator[tuple[OutputRuling, RecordedAnswer, RecordedAnswer]]:
-    """Greedy answers that part from the plain one's and that nobody has ruled on, with both answers."""
-    for plain, mine in pairs(record):
-        if mine.place.temperature or (mine.place, mine.who) in record.rulings:
+    """Greedy answers that differ from the baseline's and have no ruling yet, with both answers."""
+    for baseline, other in pairs(record):
+        if other.case.temperature or (other.case, other.system) in record.rulings:
             continue
-        at = first_difference(plain.words, mine.words)
-        if at is not None:
-            yield OutputRuling(mine.place, mine.who, at), plain, mine
+        position = first_difference(baseline.output, other.output)
+        if position is not None:
+            yield OutputRuling(other.case, other.system, position), baseline, other
 
 
 def pairs(record: BenchRecord) -> Iterator[tuple[RecordedAnswer, RecordedAnswer]]:
-    """Every answer with the plain one's at the same place, but for those of the plain ones themselves."""
+    """Every answer with the baseline's to the same case, except those of the baselines themselves."""
     facts = record.systems()
-    for (place, who), mine in record.answers.items():
-        plain = record.answers.get((place, facts[who]["plain"]))
-        if plain is not None and plain is not mine and not plain.error and not mine.error:
-            yield plain, mine
+    for (case, system), answer in record.answers.items():
+        baseline = record.answers.get((case, facts[system]["baseline"]))
+        if baseline is not None and baseline is not answer and not baseline.error and not answer.error:
+            yield baseline, answer
 
 
-def first_difference(plain: Sequence[object], mine: Sequence[object]) -> int | None:
-    """The first token, or letter, at which two answers differ; one that ends early differs at its end."""
-    longest = max(len(plain), len(mine))
-    return next((at for at in range(longest) if plain[at : at + 1] != mine[at : at + 1]), None)
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """The first position at which two outputs differ; the end of the shorter one counts as a difference."""
+    longest = max(len(one), len(other))
+    return next((at for at in range(longest) if one[at : at + 1] != other[at : at + 1]), None)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputComparison:
-    """Of so many answers: how many are the same, part over a near-tie, differ, or nobody knows."""
+    """Counts of `num` compared outputs by result. Sampled outputs are identical or not, without a verdict."""
 
     num: int
-    same: int
-    near_ties: int = 0
-    differences: int = 0
-    undecided: int = 0
-    drawn: bool = False
+    num_identical: int
+    num_near_ties: int = 0
+    num_different: int = 0
+    num_undecided: int = 0
+    sampled: bool = False
 
     @property
-    def honest(self) -> bool:
-        """Whether no difference was found; drawn words are not judged."""
-        return not self.differences
+    def passed(self) -> bool:
+        """Whether no difference beyond near-ties was found."""
+        return not self.num_different
 
     @property
-    def doubtful(self) -> bool:
-        """Whether answers part and nobody could say if over a near-tie."""
-        return bool(self.undecided)
+    def is_undecided(self) -> bool:
+        """Whether outputs differ that no reference model has classified."""
+        return bool(self.num_undecided)
 
-    def told(self) -> str:
-        """In a few words, for a table."""
+    def summary(self) -> str:
+        """The counts as a table cell."""
         if not self.num:
             return "not compared"
-        if self.drawn:
-            return f"{self.same} of {self.num} the same by seed"
-        if self.same == self.num:
-            return f"all {self.num} the same"
-        parts = {"near-ties": self.near_ties, "DIFFERENT": self.differences, "undecided": self.undecided}
-        return ", ".join(
-            [f"{self.same} of {self.num} the same", *(f"{num} {name}" for name, num in parts.items() if num)]
-        )
+        identical = f"{self.num_identical}/{self.num} identical"
+        if self.sampled:
+            return f"{identical} by seed"
+        counts = {
+            "near-ties": self.num_near_ties,
+            "DIFFERENT": self.num_different,
+            "undecided": self.num_undecided,
+        }
+        return ", ".join([identical, *(f"{num} {name}" for name, num in counts.items() if num)])
 
 
-def compare_outputs(record: BenchRecord, who: str, temperature: float, width: int) -> OutputComparison:
-    """How a contestant's words compare, at a temperature and a width."""
+def compare_outputs(
+    record: BenchRecord, system: str, temperature: float, concurrency: int
+) -> OutputComparison:
+    """Compare a system's outputs at a setting with its baseline's."""
 
-    def mine(each: RecordedAnswer | OutputRuling) -> bool:
-        place = each.place
-        return (each.who, place.temperature, place.width) == (who, temperature, width)
+    def applies(each: RecordedAnswer | OutputRuling) -> bool:
+        case = each.case
+        return (each.system, case.temperature, case.concurrency) == (system, temperature, concurrency)
 
-    compared = [(plain, other) for plain, other in pairs(record) if mine(other)]
-    same = sum(first_difference(plain.words, other.words) is None for plain, other in compared)
+    compared = [(baseline, other) for baseline, other in pairs(record) if applies(other)]
+    identical = sum(first_difference(baseline.output, other.output) is None for baseline, other in compared)
     if temperature:
-        return OutputComparison(len(compared), same, drawn=True)
-    found = Counter(each.finding for each in record.rulings.values() if mine(each))
-    ties, differences = found["near-tie"], found["difference"]
-    return OutputComparison(len(compared), same, ties, differences, len(compared) - same - ties - differences)
+        return OutputComparison(len(compared), identical, sampled=True)
+    verdicts = Counter(each.verdict for each in record.rulings.values() if applies(each))
+    ties, different = verdicts["near-tie"], verdicts["difference"]
+    undecided = len(compared) - identical - ties - different
+    return OutputComparison(len(compared), identical, ties, different, undecided)
 
 
-def ruled(
+def near_tie_classifier(
     referee: NearTieReferee, encode: Callable[[str], Sequence[int]], questions: Sequence[Question]
-) -> Rule:
-    """A rule by a model in float32; answers that are text alone, or of other tokens, stay undecided. Messages
-    are encoded as the model's chats are.
+) -> Classifier:
+    """A classifier that asks a reference model in float32. `encode` applies the model's chat template.
+
+    Answers without token ids, or with ids that the model does not have, stay undecided.
     """
 
-    def rule(parting: OutputRuling, plain: RecordedAnswer, mine: RecordedAnswer) -> OutputRuling:
-        at = parting.at
-        if not plain.token_ids or not mine.token_ids:
-            return parting
-        prompt = encode(questions[parting.place.number % len(questions)].text)
-        one, other = (each.token_ids[at] if at < len(each.token_ids) else END for each in (plain, mine))
+    def classify(ruling: OutputRuling, baseline: RecordedAnswer, other: RecordedAnswer) -> OutputRuling:
+        at = ruling.position
+        if not baseline.token_ids or not other.token_ids:
+            return ruling
+        prompt = encode(questions[ruling.case.number % len(questions)].text)
+        tokens = [each.token_ids[at] if at < len(each.token_ids) else END for each in (baseline, other)]
         try:
-            found = referee.rule(prompt, plain.token_ids[:at], (one, other), SamplingParams(temperature=0.0))
+            found = referee.classify(
+                prompt, baseline.token_ids[:at], (tokens[0], tokens[1]), SamplingParams(temperature=0.0)
+            )
         except ForerunError:
-            return parting
-        return replace(parting, gap=found.gap, bound=found.bound)
+            return ruling
+        return replace(ruling, gap=found.gap, bound=found.bound)
 
-    return rule
+    return classify

@@ -1,4 +1,4 @@
-"""What it takes to measure again: command, commit, versions, machine."""
+"""Provenance of a measurement: command, commit, versions and machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def provenance(command: str, packages: Sequence[str], threads: int | None = None) -> dict[str, Any]:
-    """The facts of a record; the commit is that of a checkout, where forerun runs from one."""
+    """The facts of a record. The commit is none unless forerun runs from a git checkout."""
     return {
         "command": command,
         "commit": _commit(),
@@ -35,7 +35,7 @@ def _commit() -> str | None:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a package; none if it is not installed."""
+    """The version of a package, or none if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -43,7 +43,7 @@ def installed_version(name: str) -> str | None:
 
 
 def _processor() -> str:
-    """The processor, and what it has for low precision, which decides what guesses cost."""
+    """The CPU model and its widest low-precision instruction set, on which the cost of a row depends."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,7 +1,8 @@
-"""Contestants take turns, group by group, so that the moods of a machine are shared by all.
+"""The benchmark loop: systems alternate group by group, so that drift of the machine affects all alike.
 
-Where several are asked at a time a group is longer: whoever is answered makes room for the next, as on a
-server. Of a few that start together and end with the slowest nobody could tell what a server gets done.
+With a concurrency above 1 a group has several times as many requests, and each completed request is replaced
+by the next, as on a busy server. A batch that starts together and ends with its slowest request would not
+measure throughput.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from forerun.bench.record import DIGITS, TAKEN, CaseKey, RecordedAnswer, RecordWriter
+from forerun.bench.record import MAX_STEAL_SHARE, TIME_DIGITS, CaseKey, RecordedAnswer, RecordWriter
 from forerun.bench.steal_time import CpuTicks
 from forerun.bench.suites import Question
 from forerun.errors import ForerunError
@@ -24,140 +25,150 @@ from forerun.servers.concurrency import map_concurrent
 from forerun.servers.endpoint import Endpoint
 from forerun.types import SamplingParams
 
-WARM: Final = 2
-"""Questions that everybody answers before it counts."""
+NUM_WARMUP: Final = 2
+"""Uncounted requests to each system before the first group."""
 
-REST: Final = 1.2
-"""Seconds between two contestants: idle workers of a vLLM look for work busily for one."""
+IDLE_SECONDS: Final = 1.2
+"""Pause between two systems: idle vLLM workers busy-wait for one second."""
 
-ROUNDS: Final = 4
-"""A group has so many times as many questions as are asked at a time, where that is more than one."""
+GROUP_FACTOR: Final = 4
+"""Requests of a group per unit of concurrency, where the concurrency is above 1."""
 
-TRIES: Final = 4
-"""So often a group is asked while others take too much of the machine."""
+MAX_ATTEMPTS: Final = 4
+"""Attempts at a group while steal time is too high."""
 
-PATIENCE: Final = 2
-"""So many groups in a row without an answer, and a contestant is not asked any more."""
+MAX_FAILED_GROUPS: Final = 2
+"""Consecutive groups without any answer after which a system is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What is asked: questions, at these temperatures, so many at a time, for at most so many tokens."""
+    """All requests of a run: every question at every temperature and concurrency, with an output limit."""
 
     questions: Sequence[Question]
     temperatures: Sequence[float]
-    widths: Sequence[int]
+    concurrencies: Sequence[int]
     num_tokens: int
     seed: int = 0
 
     def groups(self, run: int) -> Iterator[list[tuple[CaseKey, Question]]]:
-        """Questions that one is asked before it is the next one's turn; the last group is filled up from the
-        beginning, so that there are always as many at a time as there should be but at the end.
+        """The cases that one system answers before the next one's turn.
+
+        Questions repeat from the first until their number is a multiple of the concurrency, which therefore
+        drops only at the end of a group.
         """
         for temperature in self.temperatures:
-            for width in self.widths:
-                num, size = ceil(len(self.questions) / width) * width, width if width == 1 else ROUNDS * width
+            for concurrency in self.concurrencies:
+                num = ceil(len(self.questions) / concurrency) * concurrency
+                size = concurrency if concurrency == 1 else GROUP_FACTOR * concurrency
                 every = list(islice(cycle(self.questions), num))
                 for group, first in enumerate(range(0, num, size)):
                     yield [
-                        (CaseKey(run, temperature, width, group, number, each.id, each.category), each)
+                        (CaseKey(run, temperature, concurrency, group, number, each.id, each.category), each)
                         for number, each in enumerate(every[first : first + size], first)
                     ]
 
     def __len__(self) -> int:
-        """How many groups there are."""
+        """The number of groups."""
         return sum(1 for _ in self.groups(0))
 
-    def is_over(self, names: Sequence[str], writer: RecordWriter) -> bool:
-        """Whether everybody has answered everything."""
-        done = writer.done()
+    def is_complete(self, names: Sequence[str], writer: RecordWriter) -> bool:
+        """Whether every system has answered every case."""
+        done = writer.completed()
         return all(
-            (place, who) in done for group in self.groups(writer.run) for place, _ in group for who in names
+            (case, name) in done for group in self.groups(writer.run) for case, _ in group for name in names
         )
 
-    def sampling(self, place: CaseKey) -> SamplingParams:
-        """How a question is to be answered: with a seed of its own, the same for all who are asked."""
-        seed = self.seed + place.number % len(self.questions)
-        return SamplingParams(temperature=place.temperature, seed=seed if place.temperature else None)
+    def sampling(self, case: CaseKey) -> SamplingParams:
+        """Sampling parameters of a case. Each question has its own seed, the same for all systems."""
+        seed = self.seed + case.number % len(self.questions)
+        return SamplingParams(temperature=case.temperature, seed=seed if case.temperature else None)
 
 
 def run_bench(
-    race: BenchPlan,
-    lanes: dict[str, Endpoint],
+    plan: BenchPlan,
+    endpoints: dict[str, Endpoint],
     writer: RecordWriter,
-    watch: Callable[[int, str], None],
+    on_progress: Callable[[int, str], None],
     *,
-    here: bool = False,
+    is_local: bool = False,
 ) -> None:
-    """Ask everybody everything that is not yet answered, until they have or give up. The order is drawn for
-    every group: nobody always comes after the same one. Those that run here, on this machine, have it for
-    themselves as far as one can see to it.
+    """Request every missing answer of every system that is not excluded.
+
+    The order of systems is random in each group. A system's missing answer is requested together with those
+    of all systems that share its baseline. With `is_local`, groups disturbed by steal time are repeated.
     """
-    done = writer.done()
-    plain = {who: facts["plain"] for who, facts in writer.record.runs[-1]["contestants"].items()}
-    order = [who for who in lanes if (writer.run, who) not in writer.record.gave_up]
-    silent = dict.fromkeys(order, 0)
-    for number, group in enumerate(race.groups(writer.run)):
-        lacking = {who for who in order if any((place, who) not in done for place, _ in group)}
-        held_to = {plain[who] for who in lacking}  # all that are compared are asked in turn, again if need be
-        wanted = [who for who in order if plain[who] in held_to]
-        for who in np.random.default_rng(number).permutation(wanted).tolist():
-            watch(number, who)
-            ask = partial(run_group, race, group, who, lanes[who])
-            answers = undisturbed(ask) if here else ask()
+    done = writer.completed()
+    baselines = {name: facts["baseline"] for name, facts in writer.record.runs[-1]["systems"].items()}
+    active = [name for name in endpoints if (writer.run, name) not in writer.record.excluded]
+    num_failed = dict.fromkeys(active, 0)
+    for number, group in enumerate(plan.groups(writer.run)):
+        incomplete = {name for name in active if any((case, name) not in done for case, _ in group)}
+        compared_with = {baselines[name] for name in incomplete}
+        pending = [name for name in active if baselines[name] in compared_with]
+        for name in np.random.default_rng(number).permutation(pending).tolist():
+            on_progress(number, name)
+            send = partial(run_group, plan, group, name, endpoints[name])
+            answers = run_undisturbed(send) if is_local else send()
             for answer in answers:
-                writer.keep(answer)
+                writer.add(answer)
             errors = [answer.error for answer in answers if answer.error]
-            silent[who] = silent[who] + 1 if len(errors) == len(answers) else 0
-            if silent[who] >= PATIENCE:
-                writer.add({"run": writer.run, "who": who, "gave_up": errors[-1]})
-                order.remove(who)
-        watch(number + 1, "")
+            num_failed[name] = num_failed[name] + 1 if len(errors) == len(answers) else 0
+            if num_failed[name] >= MAX_FAILED_GROUPS:
+                writer.exclude(name, errors[-1])
+                active.remove(name)
+        on_progress(number + 1, "")
 
 
-def undisturbed(ask: Callable[[], list[RecordedAnswer]], rest: float = REST) -> list[RecordedAnswer]:
-    """Answers for which the machine was ours, asked for after a rest, and again while others took of it; at
-    last those for which they took least. Errors are never asked away.
+def run_undisturbed(
+    send: Callable[[], list[RecordedAnswer]], idle_seconds: float = IDLE_SECONDS
+) -> list[RecordedAnswer]:
+    """Send a group after a pause, again while steal time is too high, and return the attempt with the least.
+
+    An attempt with an error is returned at once: errors are never retried away.
     """
-    tries: list[list[RecordedAnswer]] = []
-    while len(tries) < TRIES:
-        time.sleep(rest)
-        tries.append(ask())
-        if any(answer.error for answer in tries[-1]):
-            return tries[-1]
-        if tries[-1][0].stolen <= TAKEN:
+    attempts: list[list[RecordedAnswer]] = []
+    while len(attempts) < MAX_ATTEMPTS:
+        time.sleep(idle_seconds)
+        attempts.append(send())
+        if any(answer.error for answer in attempts[-1]):
+            return attempts[-1]
+        if attempts[-1][0].steal_share <= MAX_STEAL_SHARE:
             break
-    return min(tries, key=lambda answers: answers[0].stolen)
+    return min(attempts, key=lambda answers: answers[0].steal_share)
 
 
 def run_group(
-    race: BenchPlan, group: Sequence[tuple[CaseKey, Question]], who: str, lane: Endpoint
+    plan: BenchPlan, group: Sequence[tuple[CaseKey, Question]], system: str, endpoint: Endpoint
 ) -> list[RecordedAnswer]:
-    """Ask one contestant for all of a group, as many at a time as there should be."""
-    width = group[0][0].width
-    before, began = CpuTicks.now(), time.perf_counter()
+    """Send all requests of a group to one system at the group's concurrency."""
+    concurrency = group[0][0].concurrency
+    before, start = CpuTicks.now(), time.perf_counter()
 
-    def ask(one: tuple[CaseKey, Question]) -> RecordedAnswer:
-        place, question = one
+    def send(one: tuple[CaseKey, Question]) -> RecordedAnswer:
+        case, question = one
         try:
-            streamed = lane.chat(question.text, race.sampling(place), race.num_tokens)
+            streamed = endpoint.chat(question.text, plan.sampling(case), plan.num_tokens)
         except ForerunError as error:
-            return RecordedAnswer(place, who, error=str(error))
-        return RecordedAnswer.of(place, who, streamed, began)
+            return RecordedAnswer(case, system, error=str(error))
+        return RecordedAnswer.from_stream(case, system, streamed, start)
 
-    answers = list(map_concurrent(ask, group, width))
-    stolen = round(CpuTicks.now().share_since(before), DIGITS)
-    return [replace(answer, stolen=stolen) for answer in answers]
+    answers = list(map_concurrent(send, group, concurrency))
+    steal_share = round(CpuTicks.now().steal_share_since(before), TIME_DIGITS)
+    return [replace(answer, steal_share=steal_share) for answer in answers]
 
 
 def warm_up(
-    race: BenchPlan, lanes: dict[str, Endpoint], writer: RecordWriter, watch: Callable[[str], None]
+    plan: BenchPlan,
+    endpoints: dict[str, Endpoint],
+    writer: RecordWriter,
+    on_progress: Callable[[str], None],
 ) -> None:
-    """Let everybody answer something that does not count; who cannot gives up."""
-    for who, lane in lanes.items():
-        watch(who)
+    """Send uncounted requests to every system; a system that fails is excluded."""
+    for name, endpoint in endpoints.items():
+        on_progress(name)
         try:
-            for question in race.questions[:WARM]:
-                lane.chat(question.text, SamplingParams(temperature=0.0), race.num_tokens)
+            for question in plan.questions[:NUM_WARMUP]:
+                endpoint.chat(question.text, SamplingParams(temperature=0.0), plan.num_tokens)
         except ForerunError as error:
-            writer.add({"run": writer.run, "who": who, "gave_up": str(error)})
+            writer.exclude(name, str(error))

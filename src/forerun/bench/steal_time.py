@@ -1,7 +1,7 @@
-"""What others take of a machine: time of its cores that the host gave away, where the kernel tells.
+"""Steal time: CPU time that the host of a virtual machine gave to others, as Linux counts it.
 
-On a machine that is shared, speeds of one minute say little of the next. What was taken is known apart from
-any speed, so that to ask again for its sake favours nobody.
+On a shared machine, speeds vary from minute to minute. Steal time is measured independently of any speed, so
+that repeating a measurement because of it does not favour any system.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ STAT: Final = Path("/proc/stat")
 
 @dataclass(frozen=True, slots=True)
 class CpuTicks:
-    """Of all cores since the machine started: those that went to others, and all."""
+    """Steal ticks and total ticks of all cores since boot."""
 
-    stolen: int
-    every: int
+    steal: int
+    total: int
 
     @classmethod
     def now(cls) -> CpuTicks:
-        """As the kernel counts them; without one that does, nothing is ever taken."""
+        """Read the kernel's counters; both are 0 on a system without /proc/stat."""
         try:
-            words = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
+            fields = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
         except OSError:
             return cls(0, 0)
-        user, nice, system, idle, waiting, irq, softirq, stolen = map(int, words[1:9])
-        return cls(stolen, user + nice + system + idle + waiting + irq + softirq + stolen)
+        user, nice, system, idle, iowait, irq, softirq, steal = map(int, fields[1:9])
+        return cls(steal, user + nice + system + idle + iowait + irq + softirq + steal)
 
-    def share_since(self, before: CpuTicks) -> float:
-        """The share that went to others meanwhile."""
-        return (self.stolen - before.stolen) / max(1, self.every - before.every)
+    def steal_share_since(self, before: CpuTicks) -> float:
+        """Steal time as a share of all CPU time since `before`."""
+        return (self.steal - before.steal) / max(1, self.total - before.total)

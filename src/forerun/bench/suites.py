@@ -1,8 +1,8 @@
-"""What is asked in a benchmark: questions by category, from files in the usual formats or made on the spot.
+"""Prompts of a benchmark by category, from files in common formats or generated.
 
-A file is Spec-Bench's (JSON lines with `question_id`, `category` and `turns`), ShareGPT's (a JSON list with
-`conversations`), JSON lines with `text` (and `category` or `cat`), or one prompt a line. `code-editing` is no
-file: functions of Python's standard library, each with a change to be made.
+Supported files: Spec-Bench (JSON lines with `question_id`, `category` and `turns`), ShareGPT (a JSON list
+with `conversations`), JSON lines with `text` (and `category` or `cat`), and one prompt per line. The suite
+`code-editing` is generated: functions of Python's standard library, each with a requested change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.drafters.documents import asked_in, numbered_lines
+from forerun.drafters.documents import numbered_lines, prompt_of
 from forerun.errors import UnreadablePrompts
 
 CODE_EDITING: Final = "code-editing"
@@ -27,9 +27,9 @@ GROUPS: Final = {
     ),
     "math_reasoning": "math",
 }
-"""Spec-Bench's six groups: MT-bench's categories are one of them."""
+"""Spec-Bench's six groups by category: the categories of MT-bench form one of them."""
 
-EDITED: Final = {
+EDITED_FUNCTIONS: Final = {
     "ast": ("literal_eval", "dump", "get_docstring", "copy_location"),
     "base64": ("b32encode", "b64decode", "decodebytes"),
     "calendar": ("leapdays", "timegm"),
@@ -52,15 +52,15 @@ EDITED: Final = {
     "textwrap": ("dedent", "indent", "shorten", "wrap"),
     "urllib.parse": ("urljoin", "parse_qs", "urlencode", "unquote"),
 }
-"""Functions of the standard library, written in Python, in which something is to be renamed."""
+"""Pure-Python functions of the standard library; the requested change renames a parameter."""
 
-LENGTHS: Final = range(200, 3000)
-"""Characters of a function that is asked about: what can be answered in a few hundred tokens."""
+SOURCE_LENGTHS: Final = range(200, 3000)
+"""Accepted source lengths in characters, so that a few hundred tokens suffice for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user asks."""
+    """A prompt with its id and category."""
 
     id: str
     category: str
@@ -68,10 +68,10 @@ class Question:
 
 
 def read_suite(given: str, per_category: int | None = None) -> list[Question]:
-    """The questions of a suite, at most so many of each category, in its order."""
+    """The first questions of each category of a suite, at most `per_category`, in the order of the suite."""
     found = list(_code_editing() if given == CODE_EDITING else _read(Path(given)))
     if not found:
-        raise UnreadablePrompts(f"{given} has no questions")
+        raise UnreadablePrompts(f"{given} has no questions: expected at least one prompt")
     counts: dict[str, int] = defaultdict(int)
     chosen = []
     for each in found:
@@ -86,7 +86,7 @@ def _read(file: Path) -> Iterator[Question]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadablePrompts(
-            f"cannot read questions from {file}: {error}; a suite is a file, or {CODE_EDITING}"
+            f"cannot read questions from {file}: {error}; expected a file or {CODE_EDITING}"
         ) from error
     if text.lstrip().startswith("["):
         yield from _conversations(file, text)
@@ -96,7 +96,7 @@ def _read(file: Path) -> Iterator[Question]:
 
 
 def _conversations(file: Path, text: str) -> Iterator[Question]:
-    """What people said first in each conversation of ShareGPT."""
+    """The first user message of each ShareGPT conversation."""
     try:
         rows: Sequence[Any] = json.loads(text)
         for number, row in enumerate(rows):
@@ -105,7 +105,7 @@ def _conversations(file: Path, text: str) -> Iterator[Question]:
                 yield Question(str(row.get("id", number)), "sharegpt", str(first["value"]))
     except (ValueError, TypeError, LookupError) as error:
         raise UnreadablePrompts(
-            f"{file} is no list of conversations as ShareGPT's files are: each needs `conversations` with"
+            f"{file} is not a ShareGPT file: expected a list of objects with `conversations`, each with"
             f" `from` and `value` ({error})"
         ) from error
 
@@ -115,25 +115,25 @@ def _line(file: Path, number: int, line: str) -> Question:
         return Question(str(number), file.stem, line)
     try:
         row = json.loads(line)
-        text = asked_in(row)
+        text = prompt_of(row)
         category = str(row.get("category", row.get("cat", file.stem)))
         if not isinstance(text, str) or not text.strip():
-            raise TypeError("a question is a text that is not empty")
+            raise TypeError("expected a text that is not empty")
         return Question(str(row.get("question_id", number)), GROUPS.get(category, category), text)
     except (ValueError, TypeError, LookupError) as error:
         raise UnreadablePrompts(
-            f"line {number} of {file} is no question: it needs `turns`, `prompt` or `text` ({error})"
+            f"line {number} of {file} is not a question: expected `turns`, `prompt` or `text` ({error})"
         ) from error
 
 
 def _code_editing() -> Iterator[Question]:
-    """A function, and a parameter of it to be renamed: the answer is most of the question."""
-    for module, names in EDITED.items():
+    """Requests to rename a parameter of a function: most of the answer repeats the prompt."""
+    for module, names in EDITED_FUNCTIONS.items():
         for name in names:
             function = getattr(import_module(module), name)
             source = inspect.getsource(function).rstrip()
             old = next(iter(inspect.signature(function).parameters))
-            if len(source) in LENGTHS:
+            if len(source) in SOURCE_LENGTHS:
                 change = f"Rename the parameter `{old}` of this function to `new_{old}`."
                 text = f"{change} Answer with the whole function.\n\n```python\n{source}\n```"
                 yield Question(f"{module}.{name}", CODE_EDITING, text)

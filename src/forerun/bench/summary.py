@@ -1,8 +1,8 @@
-"""Figures from a record: speeds as ratios to plain decoding in the same run, and what has no noise.
+"""Results from a record: speeds as ratios to the baseline in the same run, and noise-free counts.
 
-A ratio is the median, over a category's questions, of a contestant's decoding speed over its plain one's on
-the same question; over categories it is the geometric mean of these. Intervals are bootstrapped, questions
-drawn again within their categories.
+A speedup is the median, over a category's questions, of a system's decoding speed over its baseline's on the
+same question; the overall one is the geometric mean over categories. Confidence intervals are bootstrapped
+by resampling questions within categories.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Final
 import numpy as np
 
 from forerun.bench.output_check import OutputComparison, compare_outputs, pairs
-from forerun.bench.record import TAKEN, BenchRecord, CaseKey, Costs, RecordedAnswer
-from forerun.bench.replay import SHORTEST
-from forerun.bench.systems import FORERUN
+from forerun.bench.record import MAX_STEAL_SHARE, BenchRecord, CaseKey, RecordedAnswer, StepCosts
+from forerun.bench.replay import MIN_OUTPUT_TOKENS
+from forerun.bench.systems import FORERUN, VLLM
 from forerun.types import FloatArray
 
 RESAMPLES: Final = 2000
-ALL: Final = "all of them"
+OVERALL: Final = "geo. mean"
 
 Pair = tuple[RecordedAnswer, RecordedAnswer]
-"""A plain answer, and another at the same place."""
+"""A baseline's answer and another one to the same case."""
 
 Speeds = dict[tuple[str, CaseKey], float]
-"""By who was asked, and what."""
+"""Tokens per second by system and case."""
 
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """A ratio with its 95 % confidence interval, which has no bounds where the data allow none."""
+    """A ratio with its 95 % confidence interval, which is unbounded where the data allow none."""
 
     value: float
     low: float
@@ -52,35 +52,36 @@ class RatioEstimate:
         return self.low <= 1 <= self.high
 
     @property
-    def verdict(self) -> str:
-        """The end of a sentence about the ratio."""
+    def significance_note(self) -> str:
+        """Text that follows a ratio whose interval contains 1; otherwise empty."""
         return " (no difference shown: the interval contains 1)" if self.contains_1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class CategoryResult:
-    """A contestant in a category, or in all: what its users see, and tokens per step, which has no noise.
+    """A system's results in one category or overall.
 
-    `limit` estimates the most that the accepted draft tokens allow, as a ratio like `over_plain`. It is
-    computed from measured step costs, so a measured ratio can exceed it.
+    `ttft` has p50 and p99 in seconds, `itl` has p50, p90 and p99. `limit` estimates the highest speedup that
+    the accepted draft tokens allow. It is computed from measured step costs, so a measured speedup can
+    exceed it.
     """
 
     num: int
     speed: float
-    over_plain: RatioEstimate
+    speedup: RatioEstimate
     end_to_end: RatioEstimate
     tokens_per_step: float | None
-    guesses_per_step: float | None
+    draft_tokens_per_step: float | None
     survival: tuple[float, ...]
-    first_token: tuple[float, float]
-    between_tokens: tuple[float, float, float]
+    ttft: tuple[float, float]
+    itl: tuple[float, float, float]
     limit: RatioEstimate | None
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Speeds over those of forerun's baseline in the same run: decoding speeds by category, a ratio for each
-    question, and the throughput of each group of requests, a ratio for each group.
+class RelativeSpeeds:
+    """Speeds over those of forerun's baseline in the same run: decoding speed by category, one ratio per
+    question, and throughput, one ratio per group of requests.
     """
 
     speeds: dict[str, tuple[float, ...]]
@@ -89,256 +90,279 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class SystemResult:
-    """A contestant at a temperature and a width. `num_missing` answers were to be given, by it or by its
-    plain one, and were not; `suspect` is who said something else at another setting. During `num_disturbed`
-    answers others had too much of the machine.
+    """A system's results at a temperature and concurrency.
 
-    Who is faster than whom is told by way of forerun's plain one, which others ran beside in their own runs:
-    `beside` has the speeds over its. Tokens per second are told at the pace that it has over all runs, since
-    runs have their hours.
+    `num_missing` counts expected answers that the system or its baseline did not give. `differs_elsewhere`
+    is set if the output differs from the baseline's at any setting. `num_disturbed` counts answers with too
+    much steal time.
+
+    Systems of different runs are compared through forerun's baseline, which takes part in each of these runs:
+    `relative` has the speeds over it. Throughput and speed are rescaled by the shared baseline's median over
+    all runs, because machine speed drifts between runs.
     """
 
-    who: str
+    system: str
     baseline: str
     precision: str
     temperature: float
-    width: int
+    concurrency: int
     by_category: dict[str, CategoryResult]
     throughput: float
-    words: OutputComparison
+    output: OutputComparison
     num_missing: int = 0
-    why: str = ""
-    suspect: bool = False
+    reason: str = ""
+    differs_elsewhere: bool = False
     num_disturbed: int = 0
-    beside: Beside = field(default_factory=lambda: Beside({}, ()), repr=False)
-    between: tuple[float, ...] = field(default=(), repr=False)
+    relative: RelativeSpeeds = field(default_factory=lambda: RelativeSpeeds({}, ()), repr=False)
+    itls: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def overall(self) -> CategoryResult | None:
-        """Over all categories; none where nothing could be timed."""
-        return self.by_category.get(ALL)
+        """The result over all categories; none if no answer could be timed."""
+        return self.by_category.get(OVERALL)
 
     @property
-    def sound(self) -> bool:
-        """Whether its speed may stand in a table without a mark: all was answered, and nothing differs."""
-        whole = not self.num_missing and self.overall is not None
-        return whole and self.words.honest and not self.suspect
+    def is_valid(self) -> bool:
+        """Whether every answer is there and no output differs, so that the speeds need no mark."""
+        complete = not self.num_missing and self.overall is not None
+        return complete and self.output.passed and not self.differs_elsewhere
 
 
 def summarise(record: BenchRecord) -> list[SystemResult]:
-    """Every contestant at every temperature and width, in the order of the record."""
-    usual = _usual(record)
-    found = [
-        _result(record, who, temperature, width, usual)
-        for temperature, width in record.settings()
-        for who in record.systems()
-        if record.num_wanted(who, temperature, width)
+    """The results of every system at every temperature and concurrency, in the order of the record."""
+    medians = _median_speeds(record)
+    results = [
+        _result(record, system, temperature, concurrency, medians)
+        for temperature, concurrency in record.settings()
+        for system in record.systems()
+        if record.num_expected(system, temperature, concurrency)
     ]
-    wrong = {each.who for each in found if not each.words.honest}
-    return [replace(each, suspect=each.who in wrong) for each in found]
+    differing = {each.system for each in results if not each.output.passed}
+    return [replace(each, differs_elsewhere=each.system in differing) for each in results]
 
 
-def _result(record: BenchRecord, who: str, temperature: float, width: int, usual: Speeds) -> SystemResult:
-    facts = record.systems()[who]
+def _result(
+    record: BenchRecord, system: str, temperature: float, concurrency: int, medians: Speeds
+) -> SystemResult:
+    facts = record.systems()[system]
 
-    def here(each: RecordedAnswer) -> bool:
-        return (each.who, each.place.temperature, each.place.width) == (who, temperature, width)
+    def applies(each: RecordedAnswer) -> bool:
+        case = each.case
+        return (each.system, case.temperature, case.concurrency) == (system, temperature, concurrency)
 
-    mine = [each for each in record.answers.values() if here(each)]
-    good = [each for each in mine if not each.error]
-    matched = [(each, each) for each in good]
-    if facts["plain"] != who:
-        matched = [(plain, other) for plain, other in pairs(record) if here(other)]
+    answers = [each for each in record.answers.values() if applies(each)]
+    complete = [each for each in answers if not each.error]
+    matched = [(each, each) for each in complete]
+    if facts["baseline"] != system:
+        matched = [(baseline, other) for baseline, other in pairs(record) if applies(other)]
     categories: dict[str, list[Pair]] = defaultdict(list)
-    for plain, other in matched:
-        if min(plain.num_tokens, other.num_tokens) >= SHORTEST and plain.speed and other.speed:
-            categories[other.place.category].append((plain, other))
-    told = record.costs if facts["plain"] == "vllm" else {}
-    costs = {run: each for (run, drawn), each in told.items() if drawn == bool(temperature)}
-    by_yardstick = _by_yardstick(record, good)
-    pace = _pace(usual, by_yardstick)
-    lines = {name: _line([some], costs, pace) for name, some in categories.items()}
-    if lines:
-        lines[ALL] = _line(list(categories.values()), costs, pace)
-    gave_up = [why for (_, each), why in record.gave_up.items() if each == who]
+    for baseline, other in matched:
+        if _is_timed(baseline, other):
+            categories[other.case.category].append((baseline, other))
+    reported = record.costs if facts["baseline"] == VLLM else {}
+    costs = {run: each for (run, sampled), each in reported.items() if sampled == bool(temperature)}
+    with_shared = _with_shared_baseline(record, complete)
+    scale = _speed_scale(medians, with_shared)
+    by_category = {name: _category_result([some], costs, scale) for name, some in categories.items()}
+    if by_category:
+        by_category[OVERALL] = _category_result(list(categories.values()), costs, scale)
+    reasons = [why for (_, each), why in record.excluded.items() if each == system]
     return SystemResult(
-        who,
-        facts["plain"],
+        system,
+        facts["baseline"],
         facts["precision"],
         temperature,
-        width,
-        lines,
-        _throughput(good) * pace,
-        compare_outputs(record, who, temperature, width),
-        record.num_wanted(who, temperature, width) - len(matched),
-        next((why for why in [*gave_up, *(each.error for each in mine)] if why), ""),
-        num_disturbed=sum(each.stolen > TAKEN for each in good),
-        beside=_beside(by_yardstick),
-        between=tuple(gap for each in good for gap in gaps(each)),
+        concurrency,
+        by_category,
+        _throughput(complete) * scale,
+        compare_outputs(record, system, temperature, concurrency),
+        record.num_expected(system, temperature, concurrency) - len(matched),
+        next((why for why in [*reasons, *(each.error for each in answers)] if why), ""),
+        num_disturbed=sum(each.steal_share > MAX_STEAL_SHARE for each in complete),
+        relative=_relative_speeds(with_shared),
+        itls=tuple(gap for each in complete for gap in inter_token_latencies(each)),
     )
 
 
-def _by_yardstick(record: BenchRecord, mine: Sequence[RecordedAnswer]) -> list[Pair]:
-    """Answers with those of forerun's plain one at the same places."""
-    shared = record.systems().get(FORERUN, {}).get("plain", "")
-    both = [(record.answers.get((each.place, shared)), each) for each in mine]
-    return [(plain, each) for plain, each in both if plain is not None and not plain.error]
+def _is_timed(baseline: RecordedAnswer, other: RecordedAnswer) -> bool:
+    """Whether both answers are long enough to have a decoding speed."""
+    long_enough = min(baseline.num_tokens, other.num_tokens) >= MIN_OUTPUT_TOKENS
+    return long_enough and bool(baseline.tokens_per_second and other.tokens_per_second)
 
 
-def _beside(matched: Sequence[Pair]) -> Beside:
-    """Speeds over the yardstick's."""
+def _with_shared_baseline(record: BenchRecord, answers: Sequence[RecordedAnswer]) -> list[Pair]:
+    """Answers with those of forerun's baseline to the same cases."""
+    shared = record.systems().get(FORERUN, {}).get("baseline", "")
+    both = [(record.answers.get((each.case, shared)), each) for each in answers]
+    return [(baseline, each) for baseline, each in both if baseline is not None and not baseline.error]
+
+
+def _relative_speeds(matched: Sequence[Pair]) -> RelativeSpeeds:
+    """Speeds over the shared baseline's."""
     ratios: dict[str, list[float]] = defaultdict(list)
     groups: dict[tuple[int, int], list[Pair]] = defaultdict(list)
-    for plain, each in matched:
-        groups[each.place.run, each.place.group].append((plain, each))
-        if min(plain.num_tokens, each.num_tokens) >= SHORTEST and plain.speed and each.speed:
-            ratios[each.place.category].append(each.speed / plain.speed)
+    for baseline, each in matched:
+        groups[each.case.run, each.case.group].append((baseline, each))
+        if _is_timed(baseline, each):
+            ratios[each.case.category].append(_speed(each) / _speed(baseline))
     both = ([_throughput(answers) for answers in zip(*some, strict=True)] for some in groups.values())
-    return Beside(
+    return RelativeSpeeds(
         {name: tuple(some) for name, some in ratios.items()},
-        tuple(mine / plain for plain, mine in both if plain and mine),
+        tuple(other / baseline for baseline, other in both if baseline and other),
     )
 
 
-def compared(other: SystemResult, ours: SystemResult) -> dict[str, RatioEstimate]:
-    """How fast one is beside another at the same setting: by category alone, where several requests run at a
-    time by the throughput of all of them.
+def _speed(answer: RecordedAnswer) -> float:
+    return answer.tokens_per_second or 0.0
+
+
+def relative_ratios(other: SystemResult, ours: SystemResult) -> dict[str, RatioEstimate]:
+    """The speed of one system over another's at the same setting: decoding speed by category at concurrency
+    1, throughput above.
     """
-    if ours.width > 1:
-        both = (other.beside.groups, ours.beside.groups)
-        return {ALL: _quotient(*map(np.array, both))} if all(both) else {}
+    if ours.concurrency > 1:
+        both = (other.relative.groups, ours.relative.groups)
+        return {OVERALL: _quotient(*map(np.array, both))} if all(both) else {}
     return {
-        name: _quotient(np.array(other.beside.speeds[name]), np.array(speeds))
-        for name, speeds in ours.beside.speeds.items()
-        if name in other.beside.speeds
+        name: _quotient(np.array(other.relative.speeds[name]), np.array(speeds))
+        for name, speeds in ours.relative.speeds.items()
+        if name in other.relative.speeds
     }
 
 
 def _quotient(above: FloatArray, below: FloatArray) -> RatioEstimate:
-    """The median of one over the median of the other, both resampled; one value alone has no interval."""
+    """The ratio of two medians, both resampled; with a single value there is no interval."""
     value = float(np.median(above) / np.median(below))
     if min(above.size, below.size) < 2:
         return RatioEstimate(value, 0.0, math.inf)
-    noise = np.random.default_rng(0)
-    drawn = [np.median(noise.choice(each, (RESAMPLES, each.size)), axis=1) for each in (above, below)]
-    low, high = np.percentile(drawn[0] / drawn[1], (2.5, 97.5))
+    generator = np.random.default_rng(0)
+    resampled = [np.median(generator.choice(each, (RESAMPLES, each.size)), axis=1) for each in (above, below)]
+    low, high = np.percentile(resampled[0] / resampled[1], (2.5, 97.5))
     return RatioEstimate(value, float(low), float(high))
 
 
-def _usual(record: BenchRecord) -> Speeds:
-    """Everybody's speed at every question, over all runs."""
+def _median_speeds(record: BenchRecord) -> Speeds:
+    """The median speed of every system at every question over all runs."""
     speeds: dict[tuple[str, CaseKey], list[float]] = defaultdict(list)
     for each in record.answers.values():
-        if each.speed and not each.error:
-            speeds[_asked(each)].append(each.speed)
-    return {asked: float(np.median(some)) for asked, some in speeds.items()}
+        if each.tokens_per_second and not each.error:
+            speeds[_key_across_runs(each)].append(each.tokens_per_second)
+    return {key: float(np.median(some)) for key, some in speeds.items()}
 
 
-def _pace(usual: Speeds, matched: Sequence[Pair]) -> float:
-    """The yardstick's speed over all runs, over that in the runs of these answers, question by question."""
-    ratios = [usual[_asked(plain)] / plain.speed for plain, _ in matched if plain.speed]
+def _speed_scale(medians: Speeds, matched: Sequence[Pair]) -> float:
+    """The shared baseline's speed over all runs, over its speed in the runs of these answers."""
+    ratios = [
+        medians[_key_across_runs(baseline)] / baseline.tokens_per_second
+        for baseline, _ in matched
+        if baseline.tokens_per_second
+    ]
     return float(np.median(ratios)) if ratios else 1.0
 
 
-def _asked(answer: RecordedAnswer) -> tuple[str, CaseKey]:
-    """Who was asked what, and how, in whichever run."""
-    return answer.who, replace(answer.place, run=0, group=0)
+def _key_across_runs(answer: RecordedAnswer) -> tuple[str, CaseKey]:
+    """A system and a case, the same in every run."""
+    return answer.system, replace(answer.case, run=0, group=0)
 
 
-def _line(categories: Sequence[Sequence[Pair]], costs: dict[int, Costs], pace: float) -> CategoryResult:
-    """The figures of some answers, each with the plain one's, by category."""
-    mine = [other for some in categories for _, other in some]
-    steps = [each.num_steps for each in mine]
-    known = sum(each for each in steps if each is not None) if None not in steps else 0
-    guesses = sum(sum(each.guessed or ()) for each in mine)
-    firsts = [each.times[0] - each.sent for each in mine]
-    between = np.array([gap for each in mine for gap in gaps(each)] or [0.0])
-    half, late, last = (float(each) for each in np.percentile(between, (50, 90, 99)))
+def _category_result(
+    categories: Sequence[Sequence[Pair]], costs: dict[int, StepCosts], scale: float
+) -> CategoryResult:
+    """The result of answers with their baseline's, by category."""
+    answers = [other for some in categories for _, other in some]
+    steps = [each.num_steps for each in answers]
+    num_steps = sum(each for each in steps if each is not None) if None not in steps else 0
+    num_draft_tokens = sum(sum(each.drafted_per_step or ()) for each in answers)
+    ttfts = [each.times[0] - each.sent for each in answers]
+    itls = np.array([gap for each in answers for gap in inter_token_latencies(each)] or [0.0])
+    p50, p90, p99 = (float(each) for each in np.percentile(itls, (50, 90, 99)))
     limits = [
-        np.array([each for _, other in some if (each := limit(other, costs.get(other.place.run)))])
+        np.array([each for _, other in some if (each := speedup_limit(other, costs.get(other.case.run)))])
         for some in categories
     ]
     return CategoryResult(
-        len(mine),
-        float(np.median([each.speed for each in mine if each.speed])) * pace,
-        ratio_of([_ratios(some, lambda each: each.speed or 0.0) for some in categories]),
-        ratio_of([_ratios(some, _whole) for some in categories]),
-        sum(each.num_later for each in mine) / known if known else None,
-        guesses / known if known else None,
-        survival(mine),
-        (float(np.median(firsts)), float(np.percentile(firsts, 99))),
-        (half, late, last),
-        ratio_of(limits) if all(each.size for each in limits) else None,
+        len(answers),
+        float(np.median([each.tokens_per_second for each in answers if each.tokens_per_second])) * scale,
+        geomean_ratio([_ratios(some, _speed) for some in categories]),
+        geomean_ratio([_ratios(some, _end_to_end_speed) for some in categories]),
+        sum(each.num_later_tokens for each in answers) / num_steps if num_steps else None,
+        num_draft_tokens / num_steps if num_steps else None,
+        survival(answers),
+        (float(np.median(ttfts)), float(np.percentile(ttfts, 99))),
+        (p50, p90, p99),
+        geomean_ratio(limits) if all(each.size for each in limits) else None,
     )
 
 
 def _ratios(some: Sequence[Pair], speed: Callable[[RecordedAnswer], float]) -> FloatArray:
-    return np.array([speed(other) / speed(plain) for plain, other in some])
+    return np.array([speed(other) / speed(baseline) for baseline, other in some])
 
 
-def _whole(answer: RecordedAnswer) -> float:
-    """Tokens per second from sending to the end."""
+def _end_to_end_speed(answer: RecordedAnswer) -> float:
+    """Tokens per second from sending the request to the last token."""
     return answer.num_tokens / (answer.times[-1] - answer.sent)
 
 
-def middle(categories: Sequence[FloatArray]) -> float:
+def geomean_of_medians(categories: Sequence[FloatArray]) -> float:
     """The geometric mean of the categories' medians."""
     return float(np.exp(np.mean([np.median(np.log(each)) for each in categories])))
 
 
-def ratio_of(categories: Sequence[FloatArray]) -> RatioEstimate:
-    """The same, with its interval."""
-    noise = np.random.default_rng(0)
+def geomean_ratio(categories: Sequence[FloatArray]) -> RatioEstimate:
+    """The geometric mean of the categories' medians with its bootstrapped interval."""
+    generator = np.random.default_rng(0)
     logs = [np.log(each) for each in categories]
-    drawn = np.mean([np.median(noise.choice(each, (RESAMPLES, each.size)), axis=1) for each in logs], axis=0)
-    low, high = (float(np.exp(each)) for each in np.percentile(drawn, (2.5, 97.5)))
-    return RatioEstimate(middle(categories), low, high)
+    resampled = np.mean(
+        [np.median(generator.choice(each, (RESAMPLES, each.size)), axis=1) for each in logs], axis=0
+    )
+    low, high = (float(np.exp(each)) for each in np.percentile(resampled, (2.5, 97.5)))
+    return RatioEstimate(geomean_of_medians(categories), low, high)
 
 
 def ratio_of_sums(above: FloatArray, below: FloatArray) -> RatioEstimate:
-    """What all of one come to, over all of the other, pair by pair, with its interval."""
+    """The sum of one over the sum of the other, with an interval from resampling pairs."""
     picks = np.random.default_rng(0).integers(above.size, size=(RESAMPLES, above.size))
     low, high = np.percentile(above[picks].sum(axis=1) / below[picks].sum(axis=1), (2.5, 97.5))
     return RatioEstimate(float(above.sum() / below.sum()), float(low), float(high))
 
 
-def gaps(answer: RecordedAnswer) -> Iterator[float]:
-    """Seconds between tokens as a reader sees them; tokens that come together have none between them."""
+def inter_token_latencies(answer: RecordedAnswer) -> Iterator[float]:
+    """Seconds before each later token; 0 between tokens of the same event."""
     for (before, at), count in zip(pairwise(answer.times), answer.counts[1:], strict=True):
         yield at - before
         yield from (0.0,) * (count - 1)
 
 
 def survival(answers: Sequence[RecordedAnswer]) -> tuple[float, ...]:
-    """The share of steps in which at least 1, 2, ... guesses stood, where servers tell."""
-    stood = np.array([each for answer in answers for each in answer.stood or ()])
-    steps = sum(answer.num_steps or 0 for answer in answers)
-    if not stood.size or not stood.max():
+    """The share of steps that accept at least 1, 2, ... draft tokens; empty if servers do not report it."""
+    accepted = np.array([each for answer in answers for each in answer.accepted_per_step or ()])
+    num_steps = sum(answer.num_steps or 0 for answer in answers)
+    if not accepted.size or not accepted.max():
         return ()
-    return tuple(float((stood >= depth).sum() / steps) for depth in range(1, int(stood.max()) + 1))
+    return tuple(float((accepted >= depth).sum() / num_steps) for depth in range(1, int(accepted.max()) + 1))
 
 
-def limit(answer: RecordedAnswer, costs: Costs | None) -> float | None:
+def speedup_limit(answer: RecordedAnswer, costs: StepCosts | None) -> float | None:
     """The estimated speedup limit of the draft tokens that were accepted (theorem 3.8 for trees).
 
     It is the cost of as many non-speculative steps over the cost of the steps that were made, by the measured
     cost of a step with that number of rows. It assumes that drafting is free and that concurrent requests
     have drafts of equal length.
     """
-    if not costs or answer.stood is None or answer.guessed is None or answer.num_steps is None:
+    if not costs or answer.drafted_per_step is None or answer.num_steps is None:
         return None
     rows, seconds = zip(*sorted(costs.items()), strict=True)
-    width = answer.place.width
-    guessed = np.zeros(max(answer.num_steps, 1))
-    guessed[: len(answer.guessed)] = answer.guessed
-    made = np.interp(width * (1 + guessed), rows, seconds).sum()
-    return float(answer.num_later * np.interp(width, rows, seconds) / made)
+    concurrency = answer.case.concurrency
+    drafted = np.zeros(max(answer.num_steps, 1))
+    drafted[: len(answer.drafted_per_step)] = answer.drafted_per_step
+    total = np.interp(concurrency * (1 + drafted), rows, seconds).sum()
+    return float(answer.num_later_tokens * np.interp(concurrency, rows, seconds) / total)
 
 
 def _throughput(answers: Sequence[RecordedAnswer]) -> float:
-    """Tokens per second of all that were asked at once."""
+    """Tokens per second over all concurrent requests."""
     groups: dict[tuple[int, int], list[RecordedAnswer]] = defaultdict(list)
     for each in answers:
-        groups[each.place.run, each.place.group].append(each)
+        groups[each.case.run, each.case.group].append(each)
     seconds = sum(max(each.times[-1] for each in some) for some in groups.values())
     return sum(each.num_tokens for each in answers) / seconds if seconds else 0.0

@@ -1,4 +1,4 @@
-"""Recorded prompts and outputs, as token ids: one JSON object a line with `cat`, `prompt` and `out`."""
+"""Recorded prompts and outputs as token ids: JSON lines with `cat`, `prompt` and `out`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Lines = Literal["all", "odd", "even"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transcript:
-    """One request and what it was answered."""
+    """The prompt and output of one request."""
 
     category: str
     prompt: IntArray
@@ -27,7 +27,7 @@ class Transcript:
 
     @property
     def tokens(self) -> IntArray:
-        """Prompt and output in one."""
+        """Prompt and output concatenated."""
         return np.concatenate([self.prompt, self.output])
 
 
@@ -36,7 +36,7 @@ def read_transcripts(file: Path, lines: Lines = "all") -> list[Transcript]:
     found = list(_read(file, lines))
     if not found:
         where = "is empty" if lines == "all" else f"has no transcripts on its {lines} lines"
-        raise UnreadableTranscripts(f"{file} {where}: expected one JSON object a line")
+        raise UnreadableTranscripts(f"{file} {where}: expected one JSON object per line")
     return found
 
 
@@ -52,13 +52,13 @@ def _read(file: Path, lines: Lines) -> Iterator[Transcript]:
                 yield Transcript(str(row["cat"]), _tokens(row["prompt"]), _tokens(row["out"]))
             except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise UnreadableTranscripts(
-                    f"line {number} of {file} is no transcript: it needs `cat` and the token ids `prompt` and"
-                    f" `out` ({error})"
+                    f"line {number} of {file} is not a transcript: expected `cat` and the token ids `prompt`"
+                    f" and `out` ({error})"
                 ) from error
 
 
 def _tokens(given: object) -> IntArray:
     """A list of token ids as an array."""
     if not (isinstance(given, list) and all(isinstance(token, int) and token >= 0 for token in given)):
-        raise TypeError("token ids are a list of whole numbers from 0")
+        raise TypeError("token ids are a list of non-negative integers")
     return np.array(given, dtype=np.int64)

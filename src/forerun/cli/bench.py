@@ -1,4 +1,4 @@
-"""`forerun bench`: how much faster, really? Run contestants in turn, and report what was recorded."""
+"""`forerun bench`: run systems interleaved on the same prompts, and report from the record."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from forerun.cli.console import check_writable, progress_bar, report_errors
+from forerun.cli.console import check_writable, progress_bar, renamed_options, report_errors
 from forerun.cli.vllm_flags import VllmFlagsCommand
 from forerun.servers.processes import STARTUP_TIMEOUT
 
@@ -30,53 +30,124 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
-bench = typer.Typer(help="How much faster, really? Contestants take turns; reports come from records.")
+bench = typer.Typer(
+    help="Benchmark forerun against other systems, interleaved on the same prompts.", no_args_is_help=True
+)
+_SYSTEMS: Final = "Systems"
+_WORKLOAD: Final = "Workload"
+_OUTPUT: Final = "Output"
 
 
-@bench.command(cls=VllmFlagsCommand)
+@bench.command(cls=renamed_options({"--tokens": "--max-tokens"}, VllmFlagsCommand))
 def run(
     context: typer.Context,
     suites: Annotated[
-        list[str],
-        typer.Argument(help="What is asked: files (Spec-Bench, ShareGPT, a prompt a line) or code-editing."),
-    ],
+        list[str] | None,
+        typer.Argument(
+            help="Prompts: files (Spec-Bench, ShareGPT, or a prompt per line), or code-editing.",
+            metavar="SUITE",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A file of prompts, like SUITE; may be repeated.", metavar="FILE", rich_help_panel=_WORKLOAD
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts per category.", rich_help_panel=_WORKLOAD)
+    ] = 4,
+    concurrency: Annotated[
+        str,
+        typer.Option(help="Requests in flight; a comma-separated list runs each.", rich_help_panel=_WORKLOAD),
+    ] = "1",
+    temperature: Annotated[
+        str,
+        typer.Option(
+            help="Sampling temperature; a comma-separated list runs each.", rich_help_panel=_WORKLOAD
+        ),
+    ] = "0",
+    max_tokens: Annotated[
+        int,
+        typer.Option(min=8, help="Maximum number of output tokens per prompt.", rich_help_panel=_WORKLOAD),
+    ] = 128,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of the first prompt; later prompts count up from it.", rich_help_panel=_WORKLOAD
+        ),
+    ] = 0,
     model: Annotated[
         Path | None,
-        typer.Option(exists=True, help="Its directory: for those that we start, and to rule on near-ties."),
+        typer.Option(
+            exists=True,
+            help="The model's directory, for servers that the command starts and to classify near-ties.",
+            rich_help_panel=_SYSTEMS,
+        ),
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Who takes part beside forerun: a name, or NAME=URL; may be repeated."),
+        typer.Option(
+            help="A system to compare with forerun: a name, or NAME=URL; may be repeated.",
+            rich_help_panel=_SYSTEMS,
+        ),
     ] = None,
     baseline: Annotated[
-        list[str] | None, typer.Option(help="NAME=OTHER: whose words and speed a NAME=URL is held to.")
+        list[str] | None,
+        typer.Option(
+            help="NAME=OTHER: the baseline for speed and output of a system given as NAME=URL.",
+            rich_help_panel=_SYSTEMS,
+        ),
     ] = None,
-    only: Annotated[bool, typer.Option("--only", help="Those named, without forerun.")] = False,
-    concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1",
-    temperature: Annotated[str, typer.Option(help="Temperatures.")] = "0",
-    prompts: Annotated[int, typer.Option(min=1, help="Questions of each category.")] = 4,
-    tokens: Annotated[int, typer.Option(min=8, help="The most tokens of an answer.")] = 128,
-    dtype: Annotated[str, typer.Option(help="The precision of those that we start.")] = "bfloat16",
-    draft_model: Annotated[Path | None, typer.Option(exists=True, help="For those who need one.")] = None,
-    gguf: Annotated[Path | None, typer.Option(exists=True, help="The model's file for llama.cpp.")] = None,
+    only: Annotated[
+        bool,
+        typer.Option("--only", help="Run only the named systems, without forerun.", rich_help_panel=_SYSTEMS),
+    ] = False,
+    dtype: Annotated[
+        str, typer.Option(help="dtype of the servers that the command starts.", rich_help_panel=_SYSTEMS)
+    ] = "bfloat16",
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="Draft model, for systems that need one.", rich_help_panel=_SYSTEMS),
+    ] = None,
+    gguf: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="The model as GGUF, for llama.cpp.", rich_help_panel=_SYSTEMS),
+    ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(min=64, help="Context length in tokens. Default: each server's own; llama.cpp: 4096."),
+        typer.Option(
+            min=64,
+            help="Context length in tokens. Default: each server's own; llama.cpp: 4096.",
+            rich_help_panel=_SYSTEMS,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first question; the others count on.")] = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The record; a run in it that was not finished goes on.")
-    ] = Path("bench.jsonl"),
     startup_timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Time limit for each server to start.")
+        float,
+        typer.Option(
+            min=1, metavar="SECONDS", help="Time limit for each server to start.", rich_help_panel=_SYSTEMS
+        ),
     ] = STARTUP_TIMEOUT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results for machines.")] = False,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Results file (JSON lines). An unfinished run in it is resumed.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = Path("bench.jsonl"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the results as JSON.", rich_help_panel=_OUTPUT)
+    ] = False,
 ) -> None:
-    """Ask everybody the same, in turn, and record every answer with its times and its words.
+    """Run systems interleaved on the same prompts; record every response with its timing and tokens.
 
     vLLM servers run with vLLM's defaults. Arguments behind `--` are passed to every vLLM server that the
     command starts: `forerun bench run code-editing --model MODEL -- --max-model-len 4096 --enforce-eager`.
     If a system fails, the others finish and the exit code is 1.
+
+    Example: `forerun bench run code-editing --model MODEL --against vllm-ngram --concurrency 1,8`
     """
     from forerun.bench.record import RecordWriter
     from forerun.bench.run import BenchPlan
@@ -85,8 +156,11 @@ def run(
 
     with report_errors():
         check_writable(output)
-        questions = [each for suite in suites for each in read_suite(suite, prompts)]
-        race = BenchPlan(questions, _numbers(temperature, float), _numbers(concurrency, int), tokens, seed)
+        files, per_category = _suites(suites, prompts, num_prompts)
+        questions = [each for file in files for each in read_suite(file, per_category)]
+        race = BenchPlan(
+            questions, _numbers(temperature, float), _numbers(concurrency, int), max_tokens, seed
+        )
         served = None
         if model is not None:
             flags = (*required_flags(race.temperatures), *context.args)
@@ -94,15 +168,17 @@ def run(
         names = [*(against or ()), *(() if only else (FORERUN,))]
         entered = find_systems(served, names, dict(_pair(each) for each in baseline or ()))
         writer = RecordWriter(output, _facts(race, served, entered))
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no server is left behind
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the servers
         try:
-            if race.is_over([each.name for each in entered], writer):
-                typer.echo(f"{output} has all of this already; to measure again, name another file", err=True)
+            if race.is_complete([each.name for each in entered], writer):
+                typer.echo(
+                    f"{output} already holds this run; give another --output to run it again", err=True
+                )
             else:
                 _run(race, entered, writer, startup_timeout)
             _judge(served, questions, writer)
         except KeyboardInterrupt:
-            typer.echo(f"interrupted; the same command goes on where {output} ends", err=True)
+            typer.echo(f"interrupted; the same command resumes the run in {output}", err=True)
             raise typer.Exit(130) from None
         finally:
             writer.close()
@@ -112,13 +188,18 @@ def run(
 
 @bench.command()
 def report(
-    records: Annotated[list[Path], typer.Argument(help="What `forerun bench run` wrote.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A page, self-contained.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="A folder for the figures as PNG.")] = None,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print tables for documents.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results for machines.")] = False,
+    records: Annotated[list[Path], typer.Argument(help="Results files of `forerun bench run`.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write a self-contained HTML page.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write the figures as PNG to this directory.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Make tables, figures and a page from records alone."""
+    """Make tables, figures and a page from results files alone.
+
+    Example: `forerun bench report bench.jsonl --output report.html`
+    """
     from forerun.bench.record import BenchRecord
     from forerun.bench.report import markdown, vllm_caption, write_page, write_pngs
     from forerun.bench.summary import summarise
@@ -138,7 +219,7 @@ def report(
         elif as_json or output is None:
             _print(record, as_json)
         if output is not None:
-            typer.echo(f"{output} is there", err=True)
+            typer.echo(f"wrote {output}", err=True)
 
 
 def _check_folder(folder: Path) -> None:
@@ -155,7 +236,7 @@ def _check_folder(folder: Path) -> None:
 def _run(race: BenchPlan, entered: list[System], writer: RecordWriter, startup_timeout: float) -> None:
     """Start every server and measure those that answer."""
     from forerun.bench.run import run_bench, warm_up
-    from forerun.bench.systems import without_folders
+    from forerun.bench.systems import strip_directories
     from forerun.errors import ServerFailed
 
     with ExitStack() as stack:
@@ -166,26 +247,28 @@ def _run(race: BenchPlan, entered: list[System], writer: RecordWriter, startup_t
             try:
                 lanes[each.name] = _lane(each, stack, writer, startup_timeout)
             except ServerFailed as error:
-                writer.add({"run": writer.run, "who": each.name, "gave_up": without_folders(str(error))})
+                writer.exclude(each.name, strip_directories(str(error)))
         warm_up(race, lanes, writer, lambda who: say(0, f"warming up {who}"))
-        run_bench(race, lanes, writer, say, here=not all(each.url for each in entered))
+        run_bench(race, lanes, writer, say, is_local=not all(each.url for each in entered))
         _record_costs(lanes, writer)
 
 
 def _record_costs(lanes: dict[str, Endpoint], writer: RecordWriter) -> None:
     """Record the step costs of the first server of forerun that still answers."""
-    from forerun.bench.server_costs import pass_costs
-    from forerun.bench.systems import OURS
+    from forerun.bench.server_costs import read_step_costs
+    from forerun.bench.systems import FORERUN_SYSTEMS
 
     alive = (
-        lane for who, lane in lanes.items() if who in OURS and (writer.run, who) not in writer.record.gave_up
+        lane
+        for who, lane in lanes.items()
+        if who in FORERUN_SYSTEMS and (writer.run, who) not in writer.record.excluded
     )
-    for drawn, costs in next(filter(None, map(pass_costs, alive)), {}).items():
-        writer.add({"run": writer.run, "drawn": drawn, "costs": costs})
+    for sampled, costs in next(filter(None, map(read_step_costs, alive)), {}).items():
+        writer.add_costs(costs, sampled=sampled)
 
 
 def _lane(contestant: System, stack: ExitStack, writer: RecordWriter, startup_timeout: float) -> Endpoint:
-    """A contestant that answers."""
+    """The endpoint of a system, which is started if it has no URL."""
     from forerun.servers.endpoint import Endpoint
 
     url = contestant.url
@@ -210,10 +293,10 @@ def _exit_if_failed(writer: RecordWriter, names: Sequence[str]) -> None:
 
 
 def _judge(model: ServedModel | None, questions: Sequence[Question], writer: RecordWriter) -> None:
-    """Rule on every greedy answer that parts from its plain one's; without a model nobody can."""
-    from forerun.bench.output_check import first_differences, ruled
+    """Classify every greedy response that diverges from its baseline; without a model they stay undecided."""
+    from forerun.bench.output_check import first_differences, near_tie_classifier
 
-    parted = [each for each in first_differences(writer.record) if each[0].place.run == writer.run]
+    parted = [each for each in first_differences(writer.record) if each[0].case.run == writer.run]
     if not parted or model is None:
         return
     from forerun.audit.parity.near_ties import NearTieReferee
@@ -223,19 +306,19 @@ def _judge(model: ServedModel | None, questions: Sequence[Question], writer: Rec
 
     tokenizer = load_tokenizer(model.path)
     reference = Reference(str(model.path))
-    rule = ruled(
+    rule = near_tie_classifier(
         NearTieReferee(reference, [model.dtype] * 2),
         lambda text: encode(tokenizer, [{"role": "user", "content": text}]),
         questions,
     )
-    with progress_bar("looking at where answers part", len(parted)) as done:
+    with progress_bar("classifying divergences", len(parted)) as done:
         for number, each in enumerate(parted, 1):
-            writer.keep(rule(*each))
+            writer.add(rule(*each))
             done(number)
 
 
 def _facts(race: BenchPlan, model: ServedModel | None, entered: list[System]) -> dict[str, Any]:
-    """What a run is, for its record."""
+    """The facts of a run, for its record."""
     from forerun.bench.provenance import provenance
 
     packages = (
@@ -250,35 +333,35 @@ def _facts(race: BenchPlan, model: ServedModel | None, entered: list[System]) ->
     command = shlex.join(["forerun", *(each if "=" in each else Path(each).name for each in sys.argv[1:])])
     return {
         **provenance(command, packages),
-        "asked": {
+        "workload": {
             "model": model.path.name if model else "as it is served",
             "dtype": model.dtype if model else "as it is served",
             "questions": [each.id for each in race.questions],
             "digest": sha256("\0".join(each.text for each in race.questions).encode()).hexdigest()[:16],
             "temperatures": list(race.temperatures),
-            "widths": list(race.widths),
+            "concurrencies": list(race.concurrencies),
             "num_tokens": race.num_tokens,
             "seed": race.seed,
         },
-        "contestants": {each.name: each.facts() for each in entered},
+        "systems": {each.name: each.facts() for each in entered},
         **_vllm_settings(model, entered),
     }
 
 
 def _vllm_settings(model: ServedModel | None, entered: list[System]) -> dict[str, Any]:
     """How the vLLM servers that a run starts differ from vLLM's defaults, for its record."""
-    from forerun.bench.systems import VLLM, cpu_environment, flags_of, without_folders
+    from forerun.bench.systems import VLLM, cpu_environment, strip_directories, vllm_server_flags
 
     if model is None or not any(each.name == VLLM and not each.url for each in entered):
         return {}
     return {
-        "vllm_flags": list(map(without_folders, flags_of(model))),
+        "vllm_flags": list(map(strip_directories, vllm_server_flags(model))),
         "vllm_environment": cpu_environment(),
     }
 
 
 def _print(record: BenchRecord, as_json: bool) -> None:
-    """Tables for people, or everything for machines."""
+    """Print tables, or JSON."""
     from forerun.bench.report import as_values, findings, losses, vllm_caption
     from forerun.bench.summary import summarise
 
@@ -296,13 +379,13 @@ def _print(record: BenchRecord, as_json: bool) -> None:
 
 
 def _tables(results: Sequence[SystemResult]) -> Iterator[Table]:
-    """A table for every setting, over all categories: what fits a terminal."""
+    """One table per setting, over all categories, to fit a terminal."""
     from rich import box
     from rich.table import Table
 
-    from forerun.bench.report import overall_of
+    from forerun.bench.report import overall_tables
 
-    for title, (head, *rows) in overall_of(results).items():
+    for title, (head, *rows) in overall_tables(results).items():
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
         for number, each in enumerate(head):
             last = number == len(head) - 1
@@ -312,10 +395,27 @@ def _tables(results: Sequence[SystemResult]) -> Iterator[Table]:
         yield table
 
 
+def _suites(
+    suites: Sequence[str] | None, prompts: Sequence[str] | None, num_prompts: int
+) -> tuple[list[str], int]:
+    """The suites to read and the number of prompts per category.
+
+    `--prompts N` used to set the number; it still does, with a deprecation notice.
+    """
+    numbers = [each for each in prompts or () if each.isdigit()]
+    if numbers:
+        typer.echo("--prompts N is deprecated: use --num-prompts", err=True)
+        num_prompts = max(1, int(numbers[-1]))
+    files = [*(suites or ()), *(each for each in prompts or () if not each.isdigit())]
+    if not files:
+        raise typer.BadParameter("give a SUITE or --prompts FILE; code-editing is built in")
+    return files, num_prompts
+
+
 def _pair(given: str) -> tuple[str, str]:
     name, _, other = given.partition("=")
     if not other:
-        raise typer.BadParameter(f"{given} is no NAME=OTHER")
+        raise typer.BadParameter(f"got {given!r}, expected NAME=OTHER")
     return name, other
 
 
@@ -323,7 +423,9 @@ def _numbers(given: str, kind: Callable[[str], Number]) -> list[Number]:
     try:
         found = [kind(each) for each in given.split(",")]
     except ValueError as error:
-        raise typer.BadParameter(f"{given} is no list of numbers with commas between them") from error
+        raise typer.BadParameter(f"got {given!r}, expected numbers separated by commas") from error
     if any(each < 0 for each in found) or (kind is int and 0 in found):
-        raise typer.BadParameter(f"{given} has a number that is too small")
+        raise typer.BadParameter(
+            f"got {given!r}, expected numbers that are not negative, and at least 1 for counts"
+        )
     return found

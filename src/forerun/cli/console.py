@@ -1,4 +1,4 @@
-"""What commands share: progress on standard error, and errors told without a traceback."""
+"""Shared by commands: progress bars, one-line errors, checks of output paths, and renamed options."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _FIGURE_FORMATS: Final = (".png", ".svg", ".pdf")
 
 
 class ProgressCallback(Protocol):
-    """Is told how many are done and, where that changes, what is being done."""
+    """Called with the number of finished items and, if it changes, a new description."""
 
-    def __call__(self, done: int, what: str | None = None, /) -> None:
-        """Show it."""
+    def __call__(self, done: int, description: str | None = None, /) -> None:
+        """Update the display."""
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[ProgressCallback]:
-    """A bar that is told how many are done, and says how long the rest will take."""
+def progress_bar(description: str, total: int) -> Iterator[ProgressCallback]:
+    """A progress bar on standard error with an estimate of the remaining time."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    words = TextColumn("{task.description}", markup=False)
-    columns = (words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(description, total=total)
 
-        def watch(done: int, what: str | None = None, /) -> None:
-            progress.update(task, completed=done, description=what)
+        def update(done: int, description: str | None = None, /) -> None:
+            progress.update(task, completed=done, description=description)
 
-        yield watch
+        yield update
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Errors of ours are told in a line, and the command ends with exit code 1."""
+    """Print a `ForerunError` as one line on standard error and end the command with exit code 1."""
     from forerun.errors import ForerunError
 
     try:
@@ -54,8 +54,7 @@ def report_errors() -> Iterator[None]:
 def check_writable(path: Path) -> None:
     """Raise `OutputNotWritable` if `path` cannot be written.
 
-    Called before any work, so that a wrong path costs no time. An existing file keeps its content, and a
-    file that does not exist is not left behind.
+    Commands call it before any work. An existing file keeps its content, and no new file is left behind.
     """
     from forerun.errors import OutputNotWritable
 
@@ -68,7 +67,7 @@ def check_writable(path: Path) -> None:
 
 
 def _why_not_writable(path: Path) -> str | None:
-    """The reason and the remedy, if `path` cannot be opened for writing. Pipes and devices are not opened."""
+    """The reason and the remedy if `path` cannot be opened for writing. Pipes and devices are not opened."""
     if path.is_dir():
         return "it is a directory; give the path of a file"
     folder = path.parent
@@ -96,24 +95,27 @@ def check_figure(path: Path) -> None:
     pyplot()
 
 
-def renamed_options(new_names: Mapping[str, str]) -> type[TyperCommand]:
-    """A command class that still accepts old names of options, given as {old: new} with their dashes.
+def renamed_options(
+    new_names: Mapping[str, str], base: type[TyperCommand] = TyperCommand
+) -> type[TyperCommand]:
+    """A command class that still accepts deprecated option names, given as {old: new} with dashes.
 
-    An old name does everything its new name does and prints a deprecation notice on standard error. It is
-    absent from `--help`, from shell completion and from the generated reference. Usage::
+    A deprecated name works like its new name and prints a notice on standard error. It is absent from
+    `--help`, from shell completion and from the generated reference. Usage::
 
         app.command(cls=renamed_options({"--at-once": "--concurrency"}))(function)
     """
 
-    class RenamedOptions(TyperCommand):
+    class RenamedOptions(base):  # type: ignore[valid-type, misc]
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return super().parse_args(ctx, _with_new_names(args, new_names))
+            remaining: list[str] = super().parse_args(ctx, _with_new_names(args, new_names))
+            return remaining
 
     return RenamedOptions
 
 
 def _with_new_names(args: list[str], new_names: Mapping[str, str]) -> list[str]:
-    """The arguments with old names replaced, up to a `--`, behind which there are no options."""
+    """The arguments with deprecated names replaced, up to a `--`."""
     end = args.index("--") if "--" in args else len(args)
     return [_with_new_name(arg, new_names) for arg in args[:end]] + args[end:]
 

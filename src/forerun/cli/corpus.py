@@ -48,9 +48,9 @@ def build(
     from forerun.drafters import corpus_builder
     from forerun.drafters.documents import (
         find_text_files,
+        list_names,
         load_tokenizer,
         read_documents,
-        shortened,
         vocabulary_of,
     )
 
@@ -70,7 +70,7 @@ def build(
         )
     if found.skipped:
         num = len(found.skipped)
-        typer.echo(f"skipped {num} files that are not UTF-8 text: {shortened(found.skipped)}", err=True)
+        typer.echo(f"skipped {num} files that are not UTF-8 text: {list_names(found.skipped)}", err=True)
     size = output.stat().st_size
     typer.echo(
         f"{output}: {num_tokens:,} tokens of {len(found.files)} files, {size / 1e6:,.1f} MB"

@@ -139,13 +139,13 @@ def _on_cpu() -> Iterator[CheckResult]:
     """Checks that matter only where vLLM runs on a CPU."""
     import torch
 
-    from forerun.engines.vllm.launch import openmp
+    from forerun.engines.vllm.launch import openmp_library
 
     if torch.cuda.is_available():
         return
     preloaded = os.environ.get("LD_PRELOAD", "")
     libraries = (
-        ("libiomp5", openmp(), "pip install intel-openmp"),
+        ("libiomp5", openmp_library(), "pip install intel-openmp"),
         ("libtcmalloc", None, "install it (Debian: libtcmalloc-minimal4) and add it to LD_PRELOAD"),
     )
     for library, found, remedy in libraries:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from forerun.engines.local.request import Result, Stats
     from forerun.engines.local.trace_writer import TraceWriter
     from forerun.models.tokenization import PromptLike
+
+_SAMPLING: Final = "Sampling"
+_SPECULATION: Final = "Speculation"
+_OUTPUT: Final = "Output"
 
 
 def generate(
@@ -37,29 +41,52 @@ def generate(
             help="A file with a prompt per line, as text or JSON (`prompt`, `turns`).",
         ),
     ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Decode only the first N prompts of the file.")
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send each prompt as a user message, in the model's chat template.")
     ] = False,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(help="Drafters: auto, none, ngram, suffix, model:PATH, module:class; may be repeated."),
+        typer.Option(
+            help="Drafters: auto, none, ngram, suffix, model:PATH, module:class; may be repeated.",
+            rich_help_panel=_SPECULATION,
+        ),
     ] = None,
     share_outputs: Annotated[
-        bool, typer.Option("--share-outputs", help="Draft from the outputs of earlier prompts too.")
+        bool,
+        typer.Option(
+            "--share-outputs",
+            help="Draft from the outputs of earlier prompts too.",
+            rich_help_panel=_SPECULATION,
+        ),
     ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of output tokens per prompt.")] = 128,
     max_length: Annotated[
         int | None,
         typer.Option(min=8, help="Maximum tokens of prompt and output together; 8192 if left out."),
     ] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens of this mass.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option(help="Sample from the most likely tokens of this mass.", rich_help_panel=_SAMPLING),
+    ] = 1.0,
     top_k: Annotated[
-        int, typer.Option(help="Sample from this many of the most likely tokens; 0 is all.")
+        int,
+        typer.Option(
+            help="Sample from this number of the most likely tokens; 0 is all.", rich_help_panel=_SAMPLING
+        ),
     ] = 0,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling; makes the output reproducible.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of sampling; makes the output reproducible.", rich_help_panel=_SAMPLING),
+    ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends the output; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Text that ends the output; may be repeated.", rich_help_panel=_SAMPLING),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -71,24 +98,37 @@ def generate(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one, if left out.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=256, help="Prompts that are decoded together.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Prompts decoded in one batch.")] = 16,
     max_draft: Annotated[
-        int | None, typer.Option(min=0, help="Maximum draft tokens per request and step; 0 is none.")
+        int | None,
+        typer.Option(
+            min=0,
+            help="Maximum draft tokens per request and step; 0 disables speculation.",
+            rich_help_panel=_SPECULATION,
+        ),
     ] = None,
-    chain: Annotated[bool, typer.Option("--chain", help="Draft chains instead of trees.")] = False,
+    chain: Annotated[
+        bool,
+        typer.Option("--chain", help="Draft chains instead of trees.", rich_help_panel=_SPECULATION),
+    ] = False,
     show: Annotated[
         bool,
         typer.Option(
             "--show",
+            rich_help_panel=_OUTPUT,
             help="Show draft tokens: accepted green, rejected red, bonus and recovered tokens blue;"
             " without colours, rejected as [-token-] and bonus or recovered as {+token+}.",
         ),
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Write every step to this file; see forerun trace.")
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="Write every step to this file; see forerun trace.", rich_help_panel=_OUTPUT
+        ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per prompt and line.")
+        bool,
+        typer.Option("--json", help="Print one JSON object per prompt and line.", rich_help_panel=_OUTPUT),
     ] = False,
 ) -> None:
     """Continue prompts with speculative decoding: draft tokens are verified several per forward pass.
@@ -96,6 +136,8 @@ def generate(
     In float32, greedy and seeded output is identical to non-speculative decoding, and unseeded output has its
     distribution. In bfloat16 and float16, near-ties of logits can resolve differently when the number of rows
     in a forward pass changes, so the output may differ from non-speculative decoding there.
+
+    Example: `forerun generate MODEL --dtype float32 --prompt "One, two, three, one, two," --show`
     """
     settings = {
         "max_tokens": max_tokens,
@@ -109,7 +151,7 @@ def generate(
     with report_errors():
         if trace is not None:
             check_writable(trace)
-        asked = _prompts(prompt, prompts, chat)
+        asked = _prompts(prompt, prompts, num_prompts, chat)
         with _startup_progress() as progress:
             llm = _load(
                 progress,
@@ -118,7 +160,7 @@ def generate(
                 share_outputs,
                 dtype=dtype,
                 device=device,
-                max_batch=1 if show else batch,
+                max_batch=1 if show else concurrency,
                 max_length=max_length,
                 tree=not chain,
             )
@@ -136,7 +178,9 @@ def generate(
         raise typer.Exit(1)
 
 
-def _prompts(given: Sequence[str] | None, file: Path | None, chat: bool) -> list[PromptLike]:
+def _prompts(
+    given: Sequence[str] | None, file: Path | None, num_prompts: int | None, chat: bool
+) -> list[PromptLike]:
     """The prompts: given, from a file, or else standard input."""
     from forerun.errors import UnreadablePrompts
 
@@ -144,7 +188,7 @@ def _prompts(given: Sequence[str] | None, file: Path | None, chat: bool) -> list
     if file is not None:
         from forerun.audit.prompts import read_prompts
 
-        asked += [list(each.ids) or each.text for each in read_prompts(file)]
+        asked += [list(each.ids) or each.text for each in read_prompts(file, num_prompts, allow_empty=True)]
     if given is None and file is None:
         if sys.stdin.isatty():
             raise UnreadablePrompts("there is no prompt: give --prompt TEXT, --prompts FILE, or pipe text in")
@@ -258,7 +302,7 @@ def _answer_all(
 def _guarantee(llm: LLM, settings: Mapping[str, Any]) -> str:
     """What holds for the output, compared with non-speculative decoding in the same precision."""
     dtype = str(llm.engine.target.model.dtype).removeprefix("torch.")
-    if not llm.engine.guesser.drafters or settings.get("max_draft") == 0:
+    if not llm.engine.speculator.drafters or settings.get("max_draft") == 0:
         return f"{dtype}: non-speculative decoding"
     exact = dtype in {"float32", "float64"}
     if settings.get("temperature", 0.0) > 0 and settings.get("seed") is None:
@@ -285,8 +329,8 @@ def _summarize(results: Sequence[Result], guarantee: str) -> None:
 def _counts(stats: Sequence[Stats]) -> str:
     """Tokens, steps, tokens per step, acceptance rate, and for a single output its time."""
     num_tokens = sum(each.num_tokens for each in stats)
-    num_steps = sum(each.num_passes for each in stats)
-    num_drafted = sum(each.num_guesses for each in stats)
+    num_steps = sum(each.num_steps for each in stats)
+    num_drafted = sum(each.num_draft_tokens for each in stats)
     num_accepted = sum(each.num_accepted for each in stats)
     alone = len(stats) == 1
     parts = [

@@ -8,6 +8,7 @@ import typer
 
 from forerun.cli.audit import audit
 from forerun.cli.bench import bench
+from forerun.cli.console import renamed_options
 from forerun.cli.corpus import corpus
 from forerun.cli.doctor import doctor
 from forerun.cli.generate import generate
@@ -32,13 +33,18 @@ app = typer.Typer(
 _PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags of `vllm serve`
 
 app.command(rich_help_panel=_SERVE, context_settings=_PASSED_ON, epilog=EPILOG)(serve)
-app.command(rich_help_panel=_SERVE)(generate)
+app.command(cls=renamed_options({"--batch": "--concurrency"}), rich_help_panel=_SERVE)(generate)
 app.add_typer(corpus, name="corpus", rich_help_panel=_SERVE)
 app.command(rich_help_panel=_CHECK)(doctor)
 app.add_typer(audit, name="audit", rich_help_panel=_CHECK)
-app.command(cls=VllmFlagsCommand, rich_help_panel=_MEASURE)(tune)
+app.command(
+    cls=renamed_options(
+        {"--num": "--num-prompts", "--tokens": "--max-tokens", "--page": "--report"}, VllmFlagsCommand
+    ),
+    rich_help_panel=_MEASURE,
+)(tune)
 app.add_typer(bench, name="bench", rich_help_panel=_MEASURE)
-app.command(rich_help_panel=_MEASURE)(replay)
+app.command(cls=renamed_options({"--shared": "--share-outputs"}), rich_help_panel=_MEASURE)(replay)
 app.command(rich_help_panel=_MEASURE)(trace)
 app.command(rich_help_panel=_THEORY)(theory)
 app.command(rich_help_panel=_THEORY)(simulate)

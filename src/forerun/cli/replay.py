@@ -41,10 +41,12 @@ def replay(
     chain: Annotated[
         bool, typer.Option("--chain", help="Draft a chain instead of a tree.", rich_help_panel=_DRAFTING)
     ] = False,
-    shared: Annotated[
+    share_outputs: Annotated[
         bool,
         typer.Option(
-            "--shared", help="Draft from the outputs of earlier transcripts too.", rich_help_panel=_DRAFTING
+            "--share-outputs",
+            help="Draft from the outputs of earlier transcripts too.",
+            rich_help_panel=_DRAFTING,
         ),
     ] = False,
     corpus: Annotated[
@@ -83,23 +85,24 @@ def replay(
 
     Example: forerun replay transcripts.jsonl --drafter suffix --price 0.012
     """
-    from forerun.bench.replay import SHORTEST, Replay, priced
+    from forerun.bench.replay import MIN_OUTPUT_TOKENS, Replay, linear_cost
     from forerun.bench.transcripts import read_transcripts
 
-    options = {"chain": chain, "share_outputs": shared, "corpora": corpus or []}
+    options = {"chain": chain, "share_outputs": share_outputs, "corpora": corpus or []}
     with report_errors():
         recorded = read_transcripts(transcripts, lines)
-        long_enough = [transcript for transcript in recorded if len(transcript.output) >= SHORTEST]
+        long_enough = [transcript for transcript in recorded if len(transcript.output) >= MIN_OUTPUT_TOKENS]
         Replay(_drafter(drafter, options), nodes=nodes).run(long_enough[:2])  # compiles
         before = [] if fit == "nothing" else read_transcripts(transcripts, fit)
-        cost = None if price is None else priced(price)
+        cost = None if price is None else linear_cost(price)
         run = Replay(_drafter(drafter, options), nodes=nodes, cost=cost)
         with progress_bar("replaying", len(before) + len(recorded)) as progress:
             run.run(before, progress)
             tallies = run.run(recorded, lambda num: progress(len(before) + num))
     if not tallies:
         typer.echo(
-            f"every output in {transcripts} has fewer than {SHORTEST} tokens: none is replayed", err=True
+            f"every output in {transcripts} has fewer than {MIN_OUTPUT_TOKENS} tokens: none is replayed",
+            err=True,
         )
         raise typer.Exit(1)
     if as_json:
@@ -134,13 +137,13 @@ def _report(tallies: dict[str, ReplayStats], price: float | None) -> dict[str, A
         "categories": {
             name: {
                 "tokens_per_step": tally.tokens_per_step,
-                "guesses_per_step": tally.guesses_per_step,
+                "draft_tokens_per_step": tally.draft_tokens_per_step,
                 "acceptance_by_depth": tally.acceptance_by_depth,
                 "microseconds_per_proposal": tally.microseconds_per_proposal,
                 "outputs": tally.num_outputs,
                 "tokens": tally.num_tokens,
                 "steps": tally.num_steps,
-                "guesses": tally.num_guesses,
+                "draft_tokens": tally.num_draft_tokens,
             }
             | ({} if price is None else {"tokens_per_cost": tally.tokens_per_cost(price)})
             for name, tally in sorted(tallies.items())
@@ -150,9 +153,9 @@ def _report(tallies: dict[str, ReplayStats], price: float | None) -> dict[str, A
 
 def _reliability(run: Replay) -> dict[str, Any]:
     """How far the controller's estimates can be relied on."""
-    keys = ("estimated", "stood", "guesses")
+    keys = ("estimated", "accepted", "draft_tokens")
     return {
-        "calibration_error": run.reliability.error,
+        "calibration_error": run.reliability.calibration_error,
         "bins": [dict(zip(keys, each, strict=True)) for each in run.reliability.bins],
     }
 
@@ -181,13 +184,15 @@ def _print(tallies: dict[str, ReplayStats], price: float | None, run: Replay) ->
         if price is not None:
             cells.append(f"{tally.tokens_per_cost(price):.2f}")
         bars = "".join(_BARS[min(7, int(8 * share))] for share in tally.acceptance_by_depth[:8])
-        table.add_row(*cells, f"{tally.guesses_per_step:.1f}", bars, f"{tally.microseconds_per_proposal:.0f}")
+        table.add_row(
+            *cells, f"{tally.draft_tokens_per_step:.1f}", bars, f"{tally.microseconds_per_proposal:.0f}"
+        )
     Console().print(table)
     bins = run.reliability.bins
     if bins:
         shares = "  ".join(f"{estimate:.0%} → {share:.0%}" for estimate, share, _ in bins)
         Console().print(
-            f"estimated → accepted:  {shares}\ncalibration error {run.reliability.error:.3f}",
+            f"estimated → accepted:  {shares}\ncalibration error {run.reliability.calibration_error:.3f}",
             highlight=False,
             soft_wrap=True,
         )

@@ -128,7 +128,7 @@ def _print_summary(model: str, config: SpeculationConfig, flags: list[str]) -> N
     from rich.markup import escape
     from rich.table import Table
 
-    from forerun.engines.vllm.launch import CHAIN
+    from forerun.engines.vllm.launch import MAX_CHAIN_LENGTH
     from forerun.engines.vllm.precision import served_dtype
 
     table = Table.grid(padding=(0, 2))
@@ -136,7 +136,10 @@ def _print_summary(model: str, config: SpeculationConfig, flags: list[str]) -> N
         ("model", escape(model)),
         ("drafters", escape(", ".join(config.names))),
         ("draft model", escape(config.draft_model or "none")),
-        ("draft length", f"0 to {min(config.max_draft, CHAIN)} tokens per step, chosen by predicted gain"),
+        (
+            "draft length",
+            f"0 to {min(config.max_draft, MAX_CHAIN_LENGTH)} tokens per step, chosen by predicted gain",
+        ),
         ("drafts from", escape(_sources(config))),
         ("output", output_guarantee(config, served_dtype(model, flags))),
         ("per request", "vllm_xargs: forerun_max_draft, forerun_drafter, forerun_lenience, forerun_adaptive"),

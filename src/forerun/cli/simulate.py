@@ -69,12 +69,12 @@ def simulate(
 
 
 def _grid(plot: Path | None, as_json: bool) -> None:
-    from forerun.simulate.grid import grid, play
+    from forerun.simulate.grid import grid, run_grid
 
     places = grid()
     cells: list[dict[str, Any]] = []
     with progress_bar("playing", len(places)) as progress:
-        for cell in play(places):
+        for cell in run_grid(places):
             cells.append(cell)
             progress(len(cells))
     if plot is not None:
@@ -106,7 +106,7 @@ def _print_grid(cells: list[dict[str, Any]]) -> None:
     for text in dict.fromkeys(cell["text"] for cell in cells):
         mine = [cell for cell in cells if cell["text"] == text]
         numbers: list[str] = []
-        for key in ("over_plain", "over_best_fixed"):
+        for key in ("speedup", "speedup_over_best_fixed"):
             values = sorted(cell[key] for cell in mine)
             numbers += [f"{values[0]:.3f}", f"{values[len(values) // 2]:.3f}"]
         table.add_row(text, str(len(mine)), *numbers)
@@ -114,31 +114,31 @@ def _print_grid(cells: list[dict[str, Any]]) -> None:
 
 
 def _scenario(given: str, replicas: int | None, plot: Path | None, as_json: bool) -> None:
-    from forerun.simulate.scenario import FIXED, OURS, PLAIN, Scenario, answer
+    from forerun.simulate.scenario import BASELINE, FIXED, FORERUN, Scenario, run_scenario
 
     scenario = Scenario.read(given)
     if replicas is not None:
         scenario = scenario.scaled(replicas)
-    answers: list[ScenarioResult] = []
+    results: list[ScenarioResult] = []
     with progress_bar("simulating", 3) as progress:
-        for who in (PLAIN, FIXED, OURS):
-            answers.append(answer(scenario, who))
-            progress(len(answers))
+        for policy in (BASELINE, FIXED, FORERUN):
+            results.append(run_scenario(scenario, policy))
+            progress(len(results))
     if plot is not None:
         from forerun.simulate.figures import draw_scenario
 
-        draw_scenario(scenario, answers, plot)
+        draw_scenario(scenario, results, plot)
     if as_json:
         facts = {
             "scenario": json.loads(scenario.model_dump_json()),
-            "answers": [each.values() for each in answers],
+            "results": [each.values() for each in results],
         }
         typer.echo(json.dumps(facts, indent=1))
     else:
-        _print(scenario, answers)
+        _print(scenario, results)
 
 
-def _print(scenario: Scenario, answers: list[ScenarioResult]) -> None:
+def _print(scenario: Scenario, results: list[ScenarioResult]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -149,28 +149,28 @@ def _print(scenario: Scenario, answers: list[ScenarioResult]) -> None:
         console.print(scenario.about, style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    if any(each.machines for each in answers):
+    if any(each.replicas_needed for each in results):
         table.add_column(_REPLICAS_NEEDED.replace(" ", "\n"), justify="right", style="bold", no_wrap=True)
     for title in ("tokens/s", "tokens\n/step", "draft\n/step", "ITL ms", "TTFT s", "busy"):
         table.add_column(title, justify="right", no_wrap=True)
-    for each in answers:
+    for each in results:
         out = each.outcome
-        names = {"plain": "baseline", "fixed": f"fixed at {scenario.fixed_draft}"}
+        name = f"fixed at {scenario.fixed_draft}" if each.policy == "fixed" else each.policy
         table.add_row(
-            names.get(each.who, each.who),
-            *([str(each.machines)] if each.machines else []),
+            name,
+            *([str(each.replicas_needed)] if each.replicas_needed else []),
             f"{out.tokens_per_second:,.0f}",
-            f"{out.tokens_per_pass:.2f}",
-            f"{out.guesses_per_pass:.1f}",
-            "{:.0f} to {:.0f}".format(*(1e3 * value for value in out.between_tokens)),
-            "{:.1f} to {:.1f}".format(*out.first_token),
+            f"{out.tokens_per_step:.2f}",
+            f"{out.draft_tokens_per_step:.1f}",
+            "{:.0f} to {:.0f}".format(*(1e3 * value for value in out.itl)),
+            "{:.1f} to {:.1f}".format(*out.ttft),
             f"{out.busy:.0%}",
         )
     console.print(table)
     console.print(
         "per step: tokens emitted and draft tokens; ITL and TTFT: p50 to p99 over requests", style="dim"
     )
-    if scenario.token_seconds is not None and any(each.machines for each in answers):
+    if scenario.token_seconds is not None and any(each.replicas_needed for each in results):
         console.print(
             f"{_REPLICAS_NEEDED}: the fewest that serve the peak load with an ITL p99 of at most"
             f" {1e3 * scenario.token_seconds:.0f} ms (the rate that one replica sustains, by bisection)",

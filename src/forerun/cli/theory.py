@@ -116,7 +116,7 @@ def _lines(alpha: float, cost: float) -> dict[str, Any]:
     """The gains at one acceptance rate, up to a few draft tokens beyond the best."""
     from forerun.core import theory as t
 
-    best = t.best_gamma(alpha, cost, most=LONGEST)
+    best = t.best_gamma(alpha, cost, max_gamma=LONGEST)
     return {
         "cost": cost,
         "best_gamma": best,

@@ -41,19 +41,19 @@ class TokenDisplay:
 
     def update(self, update: Update) -> None:
         """Accepted draft tokens, the best rejected ones behind them, and the target's own token."""
-        from forerun.engines.local.trace_reader import best_dropped
-        from forerun.engines.local.trace_writer import own_words
+        from forerun.engines.local.trace_reader import best_rejected
+        from forerun.engines.local.trace_writer import accepted_nodes
         from forerun.models.tokenization import decode
 
-        accepted = own_words(update)
+        accepted = accepted_nodes(update)
         for place, token in enumerate(update.token_ids):
             if place == len(accepted):
-                nodes = best_dropped(update.draft.parents.tolist(), accepted)
+                nodes = best_rejected(update.draft.parents.tolist(), accepted)
                 rejected = decode(self._tokenizer, update.draft.tokens[nodes].tolist())
                 self._write(rejected.replace("\n", "⏎"), "rejected")
             self._write(self._spelling.add(token), "accepted" if place < len(accepted) else "target")
         if update.result is not None:
-            self._write(self._spelling.rest(), "target")
+            self._write(self._spelling.flush(), "target")
 
 
 def has_colours(console: Console) -> bool:

@@ -22,4 +22,4 @@ def trace(
         check_writable(output)
         stories = read_trace(file)
         write_page(stories, output)
-    typer.echo(f"{output}: {sum(len(story.rounds) for story in stories)} steps of {len(stories)} requests")
+    typer.echo(f"{output}: {sum(len(story.steps) for story in stories)} steps of {len(stories)} requests")

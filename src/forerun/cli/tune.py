@@ -1,4 +1,4 @@
-"""`forerun tune`: what should I use?"""
+"""`forerun tune`: recommend a configuration from measurements on your own prompts."""
 
 from __future__ import annotations
 
@@ -21,26 +21,36 @@ if TYPE_CHECKING:
 def tune(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(exists=True, help="The directory of the model.")],
-    prompts: Annotated[str, typer.Option(help="A file of prompts like yours, or code-editing.")],
+    prompts: Annotated[
+        str,
+        typer.Option(
+            help="A file of prompts that are typical of your traffic, or code-editing.", metavar="FILE"
+        ),
+    ],
     draft_model: Annotated[
-        list[Path] | None, typer.Option(exists=True, help="A smaller model to try; may be repeated.")
+        list[Path] | None, typer.Option(exists=True, help="A draft model to try; may be repeated.")
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The configuration, for `forerun serve --speculation`.")
+        Path,
+        typer.Option("--output", "-o", help="Write the configuration, for `forerun serve --speculation`."),
     ] = Path("speculation.json"),
-    page: Annotated[Path | None, typer.Option(help="A page with plots, self-contained.")] = None,
-    num: Annotated[int, typer.Option("--num", min=1, help="The most prompts that are asked.")] = 24,
-    tokens: Annotated[int, typer.Option(min=16, help="The most tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="As your requests have it.")] = 0.0,
-    dtype: Annotated[str, typer.Option(help="The precision to serve in.")] = "bfloat16",
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page with plots.")] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Maximum number of prompts to run.")] = 24,
+    max_tokens: Annotated[
+        int, typer.Option(min=16, help="Maximum number of output tokens per prompt.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of your requests.")] = 0.0,
+    dtype: Annotated[str, typer.Option(help="dtype to serve in.")] = "bfloat16",
     startup_timeout: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="Time limit for each server to start.")
     ] = STARTUP_TIMEOUT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure on your own prompts what each way to guess would gain, and say which to use.
+    """Predict and measure the speed-up of each drafter on your own prompts, and recommend one.
 
     Arguments behind `--` are passed to every vLLM server that the command starts.
+
+    Example: `forerun tune MODEL --prompts prompts.jsonl --report tune.html`
     """
     from forerun.bench.suites import read_suite
     from forerun.bench.systems import ServedModel
@@ -49,10 +59,10 @@ def tune(
     from forerun.tune.run import recommend
 
     with report_errors():
-        for each in filter(None, (output, page)):
+        for each in filter(None, (output, report)):
             check_writable(each)
-        asked = TuningPrompts(read_suite(prompts), tokens, temperature).some(num)
-        with _telling() as watch:
+        asked = TuningPrompts(read_suite(prompts), max_tokens, temperature).sample(num_prompts)
+        with _status() as watch:
             served = ServedModel(
                 model, dtype, vllm_flags=tuple(context.args), startup_timeout=startup_timeout
             )
@@ -60,8 +70,8 @@ def tune(
         output.write_text(
             advice.config.model_dump_json(exclude_defaults=True, indent=1) + "\n", encoding="utf-8"
         )
-        if page is not None:
-            write_page(advice, page)
+        if report is not None:
+            write_page(advice, report)
     if as_json:
         typer.echo(json.dumps(as_values(advice), indent=1))
     else:
@@ -76,30 +86,30 @@ def tune(
             str(output),
             *context.args,
         ]
-        typer.echo(f"\n{shlex.join(command)}   # with --dry-run: the `vllm serve` that it stands for")
+        typer.echo(f"\n{shlex.join(command)}   # add --dry-run to print the vLLM command")
 
 
 def _print(advice: Recommendation) -> None:
-    """A table of the choices, and the paragraph."""
+    """Print the table of choices and the recommendation."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("choice", "predicted gain", "tokens/step", "guesses/step"):
+    for title in ("choice", "predicted speed-up", "tokens/step", "draft tokens/step"):
         table.add_column(title, justify="left" if title == "choice" else "right")
     for each in advice.predictions:
-        numbers = (each.tokens_per_step, each.guesses_per_step)
+        numbers = (each.tokens_per_step, each.draft_tokens_per_step)
         style = "bold green" if each is advice.best else None
-        how = f"{each.choice.name}{' (by a run)' if each.measured else ''}"
-        table.add_row(how, str(each.gain), *(f"{number:.2f}" for number in numbers), style=style)
+        how = f"{each.choice.name}{' (measured)' if each.measured else ''}"
+        table.add_row(how, str(each.speedup), *(f"{number:.2f}" for number in numbers), style=style)
     Console().print(table)
     Console().print(advice.paragraph(), highlight=False)
 
 
 @contextmanager
-def _telling() -> Iterator[Callable[[str], None]]:
-    """What is going on, on standard error."""
+def _status() -> Iterator[Callable[[str], None]]:
+    """A status line on standard error."""
     from rich.console import Console
 
     with Console(stderr=True).status("") as status:

@@ -1,1 +1,1 @@
-"""How far to guess. So far: which guesses pay at a given price."""
+"""Online control of speculation: which draft tokens are worth verifying."""

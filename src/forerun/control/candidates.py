@@ -1,4 +1,4 @@
-"""The guesses of a whole batch in one row, which is how the controller sees them."""
+"""Candidate draft tokens of a whole batch as flat arrays, the controller's view of them."""
 
 from __future__ import annotations
 
@@ -15,128 +15,134 @@ from forerun.core.jit import compiled
 from forerun.drafters.match_tree import SURVIVAL
 from forerun.types import ROOT, BoolArray, Draft, FloatArray, IntArray
 
-Columns = tuple[FloatArray, IntArray, IntArray, IntArray, BoolArray]
-"""Guesses as compiled loops take them: stated, parents, kinds, owners, fixed."""
+CandidateArrays = tuple[FloatArray, IntArray, IntArray, IntArray, BoolArray]
+"""Candidates as compiled functions take them: drafter_survival, parents, kinds, owners, mandatory."""
 
-ASSUMED: Final = 0.7
-"""The chance of a guess of which its drafter says nothing; how it does is learnt from there."""
+ASSUMED_ACCEPTANCE: Final = 0.7
+"""Acceptance probability assumed for draft tokens whose drafter states none. The survival estimator
+calibrates it online.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is stated of each, whom it follows, its kind, its owner, and whether it is fixed: made whatever
-    it costs, as guesses are that were drawn.
+    """Candidate draft tokens of a batch, request after request.
 
-    Parents are places in the same row, or below 0; owners are numbers of requests within the batch.
+    `drafter_survival` is the survival probability that the drafter states, `kinds` the calibration kind.
+    `parents` index these arrays, or are negative at the root. `owners` index the requests of the batch.
+    `mandatory` tokens are verified whatever they cost, as sampled draft tokens are.
     """
 
-    stated: FloatArray
+    drafter_survival: FloatArray
     parents: IntArray
     kinds: IntArray
     owners: IntArray
-    fixed: BoolArray
+    mandatory: BoolArray
 
     def __len__(self) -> int:
-        return len(self.stated)
+        return len(self.drafter_survival)
 
     @classmethod
     @cache
-    def none(cls) -> Candidates:
-        """No guesses."""
-        nothing = np.zeros(0, dtype=np.int64)
-        return cls(np.zeros(0), nothing, nothing, nothing, np.zeros(0, dtype=bool))
+    def empty(cls) -> Candidates:
+        """No candidates."""
+        empty = np.zeros(0, dtype=np.int64)
+        return cls(np.zeros(0), empty, empty, empty, np.zeros(0, dtype=bool))
 
     @classmethod
-    def of(cls, drafts: Sequence[Draft], kind: Callable[[str, int], int]) -> Candidates:
-        """The guesses of drafts, one after the other; `kind` numbers them by source and owner."""
+    def from_drafts(cls, drafts: Sequence[Draft], kind: Callable[[str, int], int]) -> Candidates:
+        """Concatenate drafts; `kind` maps a source and an owner to a calibration kind."""
         sizes = [len(draft) for draft in drafts]
-        begins = np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
-        nothing = cls.none()
-        parents = np.concatenate([nothing.parents, *(draft.parents for draft in drafts)])
+        offsets = np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
+        empty = cls.empty()
+        parents = np.concatenate([empty.parents, *(draft.parents for draft in drafts)])
         sources = [draft.source or ("",) * len(draft) for draft in drafts]
         return cls(
-            np.concatenate([nothing.stated, *map(stated, drafts)]),
-            np.where(parents == ROOT, -1, parents + begins),
-            kinds_of(sources, kind),
+            np.concatenate([empty.drafter_survival, *map(drafter_survival, drafts)]),
+            np.where(parents == ROOT, -1, parents + offsets),
+            assign_kinds(sources, kind),
             np.repeat(np.arange(len(drafts)), sizes),
-            np.concatenate([nothing.fixed, *(draft.sampled for draft in drafts)]),
+            np.concatenate([empty.mandatory, *(draft.sampled for draft in drafts)]),
         )
 
     @classmethod
-    def chains(cls, stated: FloatArray, sizes: IntArray, kinds: IntArray, drawn: BoolArray) -> Candidates:
-        """Chains of these sizes, one after the other; what was `drawn` is fixed."""
-        parents, owners = chains(sizes)
-        return cls(stated, parents, kinds, owners, drawn[owners])
+    def from_chains(
+        cls, drafter_survival: FloatArray, sizes: IntArray, kinds: IntArray, sampled: BoolArray
+    ) -> Candidates:
+        """Concatenate chains of these sizes; the tokens of `sampled` chains are mandatory."""
+        parents, owners = chain_arrays(sizes)
+        return cls(drafter_survival, parents, kinds, owners, sampled[owners])
 
     @property
-    def columns(self) -> Columns:
-        """All that is known of them, as compiled loops take it."""
-        return self.stated, self.parents, self.kinds, self.owners, self.fixed
+    def arrays(self) -> CandidateArrays:
+        """All fields, as compiled functions take them."""
+        return self.drafter_survival, self.parents, self.kinds, self.owners, self.mandatory
 
-    def select(self, kept: BoolArray) -> Candidates:
-        """Those that are kept, which all they follow must be."""
-        return Candidates(*select_columns(self.columns, kept))
+    def select(self, keep: BoolArray) -> Candidates:
+        """The candidates under the mask, which must include the ancestors of each."""
+        return Candidates(*select_arrays(self.arrays, keep))
 
 
 @compiled
-def chains(sizes: IntArray) -> tuple[IntArray, IntArray]:
-    """Parents and owners of the guesses of chains, one after the other."""
+def chain_arrays(sizes: IntArray) -> tuple[IntArray, IntArray]:
+    """Parents and owners of concatenated chains."""
     parents, owners = np.empty(sizes.sum(), dtype=np.int64), np.empty(sizes.sum(), dtype=np.int64)
-    place = 0
+    node = 0
     for owner in range(len(sizes)):
         for depth in range(sizes[owner]):
-            parents[place], owners[place] = -1 if depth == 0 else place - 1, owner
-            place += 1
+            parents[node], owners[node] = -1 if depth == 0 else node - 1, owner
+            node += 1
     return parents, owners
 
 
 @compiled
-def leading_mask(sizes: IntArray, nums: IntArray) -> BoolArray:
-    """Which guesses of chains of these sizes are among the first so many of theirs."""
+def leading_mask(sizes: IntArray, num_leading: IntArray) -> BoolArray:
+    """Mask of the first `num_leading[i]` tokens of each chain i of `sizes[i]` tokens."""
     out = np.empty(sizes.sum(), dtype=np.bool_)
-    place = 0
+    node = 0
     for owner in range(len(sizes)):
         for depth in range(sizes[owner]):
-            out[place] = depth < nums[owner]
-            place += 1
+            out[node] = depth < num_leading[owner]
+            node += 1
     return out
 
 
 @compiled
-def select_columns(columns: Columns, kept: BoolArray) -> Columns:
-    """The columns of guesses that are kept."""
-    stated, parents, kinds, owners, fixed = columns
-    places = np.cumsum(kept) - 1
-    above = parents[kept]
-    for place in range(len(above)):
-        if above[place] >= 0:
-            above[place] = places[above[place]]
-    return stated[kept], above, kinds[kept], owners[kept], fixed[kept]
+def select_arrays(arrays: CandidateArrays, keep: BoolArray) -> CandidateArrays:
+    """The arrays under a mask, with parents renumbered."""
+    drafter_survival, parents, kinds, owners, mandatory = arrays
+    positions = np.cumsum(keep) - 1
+    parent = parents[keep]
+    for node in range(len(parent)):
+        if parent[node] >= 0:
+            parent[node] = positions[parent[node]]
+    return drafter_survival[keep], parent, kinds[keep], owners[keep], mandatory[keep]
 
 
 @compiled
-def add_ancestors(kept: BoolArray, parents: IntArray) -> None:
-    """Keep whatever those follow that are kept."""
-    for node in range(len(kept) - 1, -1, -1):
-        if kept[node] and parents[node] >= 0:
-            kept[parents[node]] = True
+def add_ancestors(keep: BoolArray, parents: IntArray) -> None:
+    """Extend the mask, in place, by the ancestors of all nodes in it."""
+    for node in range(len(keep) - 1, -1, -1):
+        if keep[node] and parents[node] >= 0:
+            keep[parents[node]] = True
 
 
-def stated(draft: Draft) -> npt.NDArray[np.floating[Any]]:
-    """The survival of every guess as its drafter sees it, or as it is assumed where nothing is said."""
+def drafter_survival(draft: Draft) -> npt.NDArray[np.floating[Any]]:
+    """Survival of each draft token as its drafter states it, or by `ASSUMED_ACCEPTANCE` without evidence."""
     if draft.evidence is not None:
         return draft.evidence[:, SURVIVAL]
     if draft.is_chain:
-        return np.cumprod(np.full(len(draft), ASSUMED))
-    return np.array([ASSUMED ** len(draft.path(node)) for node in range(len(draft))], dtype=np.float64)
+        return np.cumprod(np.full(len(draft), ASSUMED_ACCEPTANCE))
+    depths = [len(draft.path(node)) for node in range(len(draft))]
+    return np.array([ASSUMED_ACCEPTANCE**depth for depth in depths], dtype=np.float64)
 
 
-def kinds_of(sources: Sequence[Sequence[str]], kind: Callable[[str, int], int]) -> IntArray:
-    """The kinds of guesses of these drafters, owner by owner."""
+def assign_kinds(sources: Sequence[Sequence[str]], kind: Callable[[str, int], int]) -> IntArray:
+    """Calibration kind of each draft token, given the sources of each request's tokens."""
     numbers: list[int] = []
     sizes: list[int] = []
     for owner, names in enumerate(sources):
-        if names and names.count(names[0]) == len(names):  # nearly always, and quick
+        if names and names.count(names[0]) == len(names):  # fast path: one drafter
             numbers.append(kind(names[0], owner))
             sizes.append(len(names))
         else:
@@ -146,15 +152,15 @@ def kinds_of(sources: Sequence[Sequence[str]], kind: Callable[[str, int], int]) 
     return np.repeat(np.array(numbers, dtype=np.int64), sizes)
 
 
-def select_drafts(drafts: Sequence[Draft], kept: BoolArray) -> list[Draft]:
-    """What is left of drafts that lie one after the other, if these guesses are kept."""
+def select_drafts(drafts: Sequence[Draft], keep: BoolArray) -> list[Draft]:
+    """Restrict drafts to the nodes under a mask over all of them, draft after draft."""
     sizes = np.array([len(draft) for draft in drafts], dtype=np.int64)
     ends = np.cumsum(sizes)
-    before = np.concatenate([[0], np.cumsum(kept)])
-    nums = before[ends] - before[ends - sizes]
-    ranks = np.arange(len(kept)) - np.repeat(ends - sizes, sizes)
-    if (kept == (ranks < np.repeat(nums, sizes))).all():  # the first ones of everybody, as of chains
-        return [draft.truncate(num) for draft, num in zip(drafts, nums.tolist(), strict=True)]
+    before = np.concatenate([[0], np.cumsum(keep)])
+    num_leading = before[ends] - before[ends - sizes]
+    ranks = np.arange(len(keep)) - np.repeat(ends - sizes, sizes)
+    if (keep == (ranks < np.repeat(num_leading, sizes))).all():  # only prefixes, as with chains
+        return [draft.truncate(num) for draft, num in zip(drafts, num_leading.tolist(), strict=True)]
     return [
-        draft.select(kept[end - len(draft) : end]) for draft, end in zip(drafts, ends.tolist(), strict=True)
+        draft.select(keep[end - len(draft) : end]) for draft, end in zip(drafts, ends.tolist(), strict=True)
     ]

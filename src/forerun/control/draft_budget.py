@@ -1,12 +1,12 @@
-"""How many guesses to make in a step: as many as pay for the time they take.
+"""Selection of draft tokens by their value against the time that they cost.
 
-All requests of a batch share one pass, so their guesses compete for its rows: the likeliest first, whoever's
-they are. No guess at all is always a choice.
+All requests of a batch share one forward pass, so their draft tokens compete for its rows: the most likely
+are taken first, across requests. Drafting nothing is always an option.
 
-What time is worth is not what this step makes of it but what steps make of it in the long run: tokens per
-second are the sum of all tokens over the sum of all seconds, and that ratio is largest where each step makes
-the most of tokens - rate * seconds, with the rate that comes out (Dinkelbach 1967). A poor step should be
-over soon, and a good one may take longer.
+The value of time is its long-run value, not its value in this step. Throughput is the sum of all tokens over
+the sum of all seconds. That ratio is largest if each step maximises tokens - rate * seconds at the rate that
+results (Dinkelbach 1967). Steps with poor drafts should therefore be short, and steps with good drafts may
+take longer.
 """
 
 from __future__ import annotations
@@ -15,140 +15,153 @@ from typing import Final
 
 import numpy as np
 
-from forerun.control.step_cost import read_one
+from forerun.control.step_cost import interpolate
 from forerun.core.jit import compiled
 from forerun.types import BoolArray, FloatArray, IntArray
 
 Curve = tuple[FloatArray, FloatArray]
-"""Rows, and the seconds of passes that have so many."""
+"""Row counts, and the seconds of forward passes with that many rows."""
 
-Worth = tuple[Curve, float]
-"""The curve of a step's passes, and the tokens that a second is worth."""
+TimeValue = tuple[Curve, float]
+"""Cost curve of a step, and the value of a second in tokens."""
 
-MARGIN: Final = 0.01
-"""Guessing has to bring so many tokens more for every one that plain decoding says: estimates err, and the
-best of many errs up."""
+MIN_RELATIVE_GAIN: Final = 0.01
+"""Expected gain that speculation must reach, per token of non-speculative decoding. Estimates have errors,
+and the maximum of many estimates is biased upwards.
+"""
 
-LEVELS: Final = 1000
-"""Survivals are told apart by so many."""
+NUM_SURVIVAL_LEVELS: Final = 1000
+"""Resolution of the bucket sort by survival."""
 
 
 @compiled
 def num_worth_verifying(
-    survivals: FloatArray, tokens: float, rows: int, curve: Curve, rate: float, extra: float
+    survivals: FloatArray, tokens: float, rows: int, curve: Curve, rate: float, draft_seconds: float
 ) -> tuple[int, float]:
-    """How many guesses to take, the likeliest first, and what they are worth in tokens.
+    """Number of draft tokens to verify, most likely first, and their net value in tokens.
 
-    Without any, the pass has so many rows and says so many tokens, and a second is worth `rate` of them;
-    `extra` seconds pass before it if there is any.
+    Without draft tokens the forward pass has `rows` rows and emits `tokens` tokens. A second is worth `rate`
+    tokens. Drafting adds `draft_seconds` if any token is taken.
     """
     knots, seconds = curve
-    plain = read_one(knots, seconds, rows)
-    best, most, gained, left = 0, MARGIN * tokens, 0.0, survivals.sum()
+    baseline = interpolate(knots, seconds, rows)
+    best, best_gain, expected_accepted, remaining = 0, MIN_RELATIVE_GAIN * tokens, 0.0, survivals.sum()
     for num in range(1, len(survivals) + 1):
-        gained += survivals[num - 1]
-        left -= survivals[num - 1]
-        worth = gained - rate * (read_one(knots, seconds, rows + num) + extra - plain)
-        if worth > most:
-            best, most = num, worth
-        elif worth + left <= most:  # the curve never falls
+        expected_accepted += survivals[num - 1]
+        remaining -= survivals[num - 1]
+        gain = expected_accepted - rate * (interpolate(knots, seconds, rows + num) + draft_seconds - baseline)
+        if gain > best_gain:
+            best, best_gain = num, gain
+        elif gain + remaining <= best_gain:  # the curve is non-decreasing
             break
-    return best, most if best else 0.0
+    return best, best_gain if best else 0.0
 
 
 @compiled
-def by_survival(survivals: FloatArray, free: BoolArray) -> IntArray:
-    """The places of the guesses that are free, the likeliest first. They are told apart by parts in a
-    thousand; of those that are alike the first comes first, so that none is before what it follows.
+def order_by_survival(survivals: FloatArray, eligible: BoolArray) -> IntArray:
+    """Indices of the eligible candidates, most likely first, by a stable bucket sort with a resolution of
+    1/1000. Stability keeps parents before their children.
     """
-    begins = np.zeros(LEVELS + 1, dtype=np.int64)
-    for place in range(len(survivals)):
-        if free[place]:
-            begins[_level(survivals[place]) + 1] += 1
-    for level in range(LEVELS):
-        begins[level + 1] += begins[level]
-    order = np.empty(begins[LEVELS], dtype=np.int64)
-    for place in range(len(survivals)):
-        if free[place]:
-            level = _level(survivals[place])
-            order[begins[level]] = place
-            begins[level] += 1
+    starts = np.zeros(NUM_SURVIVAL_LEVELS + 1, dtype=np.int64)
+    for node in range(len(survivals)):
+        if eligible[node]:
+            starts[_level(survivals[node]) + 1] += 1
+    for level in range(NUM_SURVIVAL_LEVELS):
+        starts[level + 1] += starts[level]
+    order = np.empty(starts[NUM_SURVIVAL_LEVELS], dtype=np.int64)
+    for node in range(len(survivals)):
+        if eligible[node]:
+            level = _level(survivals[node])
+            order[starts[level]] = node
+            starts[level] += 1
     return order
 
 
 @compiled
 def _level(survival: float) -> int:
-    return min(max(int((1.0 - survival) * LEVELS), 0), LEVELS - 1)
+    return min(max(int((1.0 - survival) * NUM_SURVIVAL_LEVELS), 0), NUM_SURVIVAL_LEVELS - 1)
 
 
 @compiled
 def keep_most_likely(
-    kept: BoolArray, survivals: FloatArray, free: BoolArray, num_requests: int, rows: int, worth: Worth
+    keep: BoolArray,
+    survivals: FloatArray,
+    eligible: BoolArray,
+    num_requests: int,
+    rows: int,
+    time_value: TimeValue,
 ) -> None:
-    """Keep the likeliest guesses, whoever's they are, as many as pay beside those that are kept."""
-    curve, rate = worth
+    """Add to the mask as many eligible candidates as pay beside those already in it, most likely first."""
+    curve, rate = time_value
     tokens = float(num_requests)
-    for place in range(len(kept)):
-        if kept[place]:
-            tokens += survivals[place]
+    for node in range(len(keep)):
+        if keep[node]:
+            tokens += survivals[node]
             rows += 1
-    order = by_survival(survivals, free)
+    order = order_by_survival(survivals, eligible)
     num, _ = num_worth_verifying(survivals[order], tokens, rows, curve, rate, 0.0)
-    for place in order[:num]:
-        kept[place] = True
+    for node in order[:num]:
+        keep[node] = True
 
 
 @compiled
 def keep_exploratory(
-    kept: BoolArray, firsts: IntArray, hopes: FloatArray, rows: int, worth: Worth, purse: float
+    keep: BoolArray,
+    candidates: IntArray,
+    survivals: FloatArray,
+    rows: int,
+    time_value: TimeValue,
+    budget: float,
 ) -> float:
-    """Keep as many of these guesses, in this order, as a purse can pay for, and say what they cost."""
-    (knots, seconds), rate = worth
-    rows += kept.sum()
-    plain, dearest, hope, num, price = read_one(knots, seconds, rows), -np.inf, 0.0, 0, 0.0
-    for place in firsts:
-        hope += hopes[place]
-        loss = read_one(knots, seconds, rows + num + 1) - plain - hope / rate
-        dearest = max(dearest, loss)
-        if dearest > purse:
+    """Add to the mask as many of the candidates, in order, as the exploration budget covers. Returns their
+    expected loss in seconds.
+    """
+    (knots, seconds), rate = time_value
+    rows += keep.sum()
+    baseline, max_loss, expected_accepted, num, cost = interpolate(knots, seconds, rows), -np.inf, 0.0, 0, 0.0
+    for node in candidates:
+        expected_accepted += survivals[node]
+        loss = interpolate(knots, seconds, rows + num + 1) - baseline - expected_accepted / rate
+        max_loss = max(max_loss, loss)
+        if max_loss > budget:
             break
-        num, price = num + 1, loss
-    for place in firsts[:num]:
-        kept[place] = True
-    return price
+        num, cost = num + 1, loss
+    for node in candidates[:num]:
+        keep[node] = True
+    return cost
 
 
 @compiled
 def draft_lengths(
-    chances: FloatArray,
-    rooms: IntArray,
+    probabilities: FloatArray,
+    max_lengths: IntArray,
     rows: int,
     curve: Curve,
     rate: float,
     pass_seconds: float,
 ) -> IntArray:
-    """How many guesses a drafter that takes a pass of its own for every depth is to make for each request.
+    """Draft length per request for a drafter that runs one forward pass per depth.
 
-    Each guess for a request stands with the same chance if those before it do.
+    Each token of a request's chain is accepted with the same probability, given its prefix.
     """
-    num_requests, deepest = len(rooms), rooms.max() if len(rooms) else 0
-    budgets, most, reached = np.zeros(num_requests, dtype=np.int64), 0.0, 0
-    survivals = np.empty(num_requests * deepest)
-    owners = np.empty(num_requests * deepest, dtype=np.int64)
-    alive, num = np.ones(num_requests), 0
-    for depth in range(1, deepest + 1):
+    num_requests, max_length = len(max_lengths), max_lengths.max() if len(max_lengths) else 0
+    budgets, best_gain, best_depth = np.zeros(num_requests, dtype=np.int64), 0.0, 0
+    survivals = np.empty(num_requests * max_length)
+    owners = np.empty(num_requests * max_length, dtype=np.int64)
+    prefix_survival, num = np.ones(num_requests), 0
+    for depth in range(1, max_length + 1):
         for i in range(num_requests):
-            if rooms[i] >= depth:
-                alive[i] *= chances[i]
-                survivals[num], owners[num] = alive[i], i
+            if max_lengths[i] >= depth:
+                prefix_survival[i] *= probabilities[i]
+                survivals[num], owners[num] = prefix_survival[i], i
                 num += 1
         order = np.argsort(-survivals[:num])
-        taken, worth = num_worth_verifying(
+        num_taken, gain = num_worth_verifying(
             survivals[:num][order], num_requests, rows, curve, rate, depth * pass_seconds
         )
-        if worth > most:
-            most, reached = worth, depth
-            budgets = np.bincount(owners[order[:taken]], minlength=num_requests)
-        elif depth > 2 * reached + 2:
+        if gain > best_gain:
+            best_gain, best_depth = gain, depth
+            budgets = np.bincount(owners[order[:num_taken]], minlength=num_requests)
+        elif depth > 2 * best_depth + 2:
             break
     return budgets

@@ -1,63 +1,63 @@
-"""What keeps estimates honest: seconds set aside for finding out, accounts of what guessing brought, and rest
-from looking for guesses where there are none.
+"""Safeguards against wrong estimates: a time budget for exploration, the measured net gain of speculation,
+and backoff from lookups that find nothing.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-SHARE: Final = 0.005
-"""The share of all time that may be spent on finding out."""
+EXPLORATION_SHARE: Final = 0.005
+"""Share of the total time that exploration may take."""
 
-HEAD_START: Final = 0.5
-"""The share of a step that a purse begins with: at first there is most to find out."""
+INITIAL_BUDGET_STEPS: Final = 0.5
+"""Initial exploration budget, in steps: uncertainty is largest at the start."""
 
-DEEPEST: Final = 2.0
-"""A purse holds at most so many steps' time: nobody saves for a spree."""
+MAX_BUDGET_STEPS: Final = 2.0
+"""Cap on the exploration budget, in steps."""
 
-FORGET: Final = 0.99
-"""What a step counts for in an account after the next one."""
+NET_GAIN_DECAY: Final = 0.99
+"""Decay per step of the sums in `NetGain`."""
 
 MIN_STEPS: Final = 20.0
-"""Steps that an account has to know before anybody stands down for it."""
+"""Effective number of steps before `NetGain` may suspend speculation."""
 
 MAX_LOSS: Final = 0.01
-"""The share of plain decoding's time that a class of requests may lose before it stands down."""
+"""Loss at which a class of requests is suspended, as a share of the time of non-speculative decoding."""
 
 
 LOOKUP_DECAY: Final = 0.98
-"""What a look counts for after the next one, in whether looking pays."""
+"""Decay per lookup of the comparison between gain and lookup time."""
 
-PRIOR_KEPT_SHARE: Final = 0.998
-"""What a look counts for after the next one, in whether promises are kept: outcomes are noisy."""
+REALIZED_SHARE_DECAY: Final = 0.998
+"""Decay per lookup of the estimate of realized over expected gain. It is slow because outcomes are noisy."""
 
 PRIOR_WEIGHT: Final = 100.0
-"""So many looks are taken to have kept what was promised, before any."""
+"""Weight of the prior that lookups realize their expected gain, in lookups."""
 
 MIN_LOOKUPS: Final = 20.0
-"""Looks that have to be known before anybody rests."""
+"""Effective number of lookups before backoff may start."""
 
 MAX_BACKOFF_STEPS: Final = 8
-"""At most so many steps pass between two looks: text may begin to repeat any time."""
+"""Maximum number of steps between two lookups, because text may start to repeat at any time."""
 
 
 class ExplorationBudget:
-    """Seconds for finding out. What is spent was saved before, a share of every step, and a head start."""
+    """Seconds available for exploration: an initial amount, plus a share of every step."""
 
     __slots__ = ("seconds", "spent", "total")
 
     def __init__(self) -> None:
         self.seconds = self.spent = self.total = 0.0
 
-    def earn(self, step_seconds: float) -> None:
-        """A step took so long."""
+    def accrue(self, step_seconds: float) -> None:
+        """Add the share of a step."""
         if not self.total:
-            self.seconds = HEAD_START * step_seconds
+            self.seconds = INITIAL_BUDGET_STEPS * step_seconds
         self.total += step_seconds
-        self.seconds = min(self.seconds + SHARE * step_seconds, DEEPEST * step_seconds)
+        self.seconds = min(self.seconds + EXPLORATION_SHARE * step_seconds, MAX_BUDGET_STEPS * step_seconds)
 
     def spend(self, seconds: float) -> bool:
-        """Spend so much if it is there."""
+        """Spend seconds if the budget covers them; returns whether it does."""
         if seconds > self.seconds:
             return False
         self.seconds -= max(seconds, 0.0)
@@ -66,64 +66,75 @@ class ExplorationBudget:
 
 
 class NetGain:
-    """What the guesses of a class of requests brought and cost, in seconds of plain decoding."""
+    """Decayed sums of the time that draft tokens of a class of requests saved and cost."""
 
-    __slots__ = ("_brought", "_cost", "_num", "_plain")
+    __slots__ = ("_baseline", "_cost", "_num_steps", "_saved")
 
     def __init__(self) -> None:
-        self._brought = self._cost = self._plain = self._num = 0.0
+        self._saved = self._cost = self._baseline = self._num_steps = 0.0
 
-    def record(self, brought: float, cost: float, plain: float) -> None:
-        """Guesses saved so much time and took so much, in a step that takes `plain` without any."""
-        self._num = FORGET * self._num + 1
-        self._brought = FORGET * self._brought + brought
-        self._cost = FORGET * self._cost + cost
-        self._plain = FORGET * self._plain + plain
+    def record(self, saved: float, cost: float, baseline: float) -> None:
+        """Record saved and spent seconds of a step whose baseline takes `baseline` seconds."""
+        self._num_steps = NET_GAIN_DECAY * self._num_steps + 1
+        self._saved = NET_GAIN_DECAY * self._saved + saved
+        self._cost = NET_GAIN_DECAY * self._cost + cost
+        self._baseline = NET_GAIN_DECAY * self._baseline + baseline
 
     @property
     def is_losing(self) -> bool:
-        """Whether guesses cost more than they bring, by more than can be borne."""
-        return self._num > MIN_STEPS and self._cost - self._brought > MAX_LOSS * self._plain
+        """Whether costs exceed savings by more than `MAX_LOSS` of the baseline time."""
+        return self._num_steps > MIN_STEPS and self._cost - self._saved > MAX_LOSS * self._baseline
 
 
 class LookupBackoff:
-    """Whether to look for guesses at all: that takes time of its own. Where what was found of late promised
-    less, as far as promises are kept, steps pass between two looks, about twice as many each time. The first
-    look that pays for the last ones ends it.
+    """Whether to look up draft tokens, which takes time itself.
 
-    Guesses are taken because they promise most, so they bring less than they promise: where nearly nothing is
-    gained that may be all.
+    Where the expected gain of recent lookups, scaled by the realized share, is below their cost, the number
+    of steps between two lookups about doubles up to `MAX_BACKOFF_STEPS`. It resets once the decayed gain
+    covers the decayed cost again.
+
+    The scaling corrects selection bias: candidates are chosen for their high estimates, so they realize less
+    than expected. Where the gain is small, that difference can be all of it.
     """
 
-    __slots__ = ("_brought", "_gained", "_left", "_length", "_num", "_num_promised", "_promised", "_took")
+    __slots__ = (
+        "_expected",
+        "_gained",
+        "_interval",
+        "_num_lookups",
+        "_num_outcomes",
+        "_realized",
+        "_remaining",
+        "_seconds",
+    )
 
     def __init__(self) -> None:
-        self._gained = self._took = self._num = 0.0
-        self._promised = self._brought = self._num_promised = 0.0
-        self._length = self._left = 0
+        self._gained = self._seconds = self._num_lookups = 0.0
+        self._expected = self._realized = self._num_outcomes = 0.0
+        self._interval = self._remaining = 0
 
-    def record_lookup(self, promised: float, brought: float, seconds: float) -> None:
-        """Somebody looked for so long; what was found promised so much and brought so much, all in seconds.
-        What brought something without a promise was made to find out, and counts.
+    def record_lookup(self, expected: float, realized: float, seconds: float) -> None:
+        """Record the duration of a lookup, and the expected and realized gain of its draft tokens, all in
+        seconds. A realized gain without an expected one comes from exploration and counts as gain.
         """
-        self._num = LOOKUP_DECAY * self._num + 1
-        self._num_promised = PRIOR_KEPT_SHARE * self._num_promised + 1
-        self._promised = PRIOR_KEPT_SHARE * self._promised + promised
-        self._brought = PRIOR_KEPT_SHARE * self._brought + brought
-        gained = promised * self._share_kept if promised else max(brought, 0.0)
+        self._num_lookups = LOOKUP_DECAY * self._num_lookups + 1
+        self._num_outcomes = REALIZED_SHARE_DECAY * self._num_outcomes + 1
+        self._expected = REALIZED_SHARE_DECAY * self._expected + expected
+        self._realized = REALIZED_SHARE_DECAY * self._realized + realized
+        gained = expected * self._realized_share if expected else max(realized, 0.0)
         self._gained = LOOKUP_DECAY * self._gained + gained
-        self._took = LOOKUP_DECAY * self._took + seconds
-        tired = self._num > MIN_LOOKUPS and self._gained < self._took
-        self._length = min(2 * self._length + 1, MAX_BACKOFF_STEPS) if tired else 0
-        self._left = self._length
+        self._seconds = LOOKUP_DECAY * self._seconds + seconds
+        is_losing = self._num_lookups > MIN_LOOKUPS and self._gained < self._seconds
+        self._interval = min(2 * self._interval + 1, MAX_BACKOFF_STEPS) if is_losing else 0
+        self._remaining = self._interval
 
     @property
-    def _share_kept(self) -> float:
-        """How much of what is promised is brought, between nothing and all."""
-        given = PRIOR_WEIGHT / self._num_promised * self._promised
-        return min(max((self._brought + given) / (self._promised + given), 0.0), 1.0)
+    def _realized_share(self) -> float:
+        """Realized over expected gain, clipped to [0, 1]."""
+        prior = PRIOR_WEIGHT / self._num_outcomes * self._expected
+        return min(max((self._realized + prior) / (self._expected + prior), 0.0), 1.0)
 
     def should_look_up(self) -> bool:
-        """Whether it is time to look; asked once a step."""
-        self._left -= 1
-        return self._left < 0
+        """Whether to look up in this step. Call it once per step."""
+        self._remaining -= 1
+        return self._remaining < 0

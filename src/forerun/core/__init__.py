@@ -1,16 +1,18 @@
-"""The mathematics of lossless speculation.
+"""Verification mathematics for lossless speculative decoding.
 
-Throughout this room:
+Notation of the whole package:
 
-- **p** is the target: what the model says, after the request's sampling settings. Row i of a batch holds
-  the distribution of the token that follows row i's token.
-- **q** is the draft: what a sampled guess was drawn from.
-- **u**, **v** are uniform numbers in [0, 1), always arguments. Nothing here draws, logs or waits.
+- **p** is the target's distribution: the target model's logits after the request's sampling settings. Row i
+  of a batch holds the distribution of the token that follows row i's token.
+- **q** is the draft's distribution: a sampled draft token was sampled from it.
+- **u** and **v** are uniform random numbers in [0, 1) and are always arguments. This package has no random
+  state and performs no logging, timing or I/O.
 
-Decisions use only +, -, *, min, max and comparison, so the same functions run on float tensors in the
-engine and on rational numbers in `forerun audit exact`, which proves them.
+The acceptance tests use only +, -, *, min, max and comparisons. The same functions therefore run on float
+tensors in the engines and on rational numbers in `forerun audit exact`, which proves them lossless.
 
-Reading order: `decisions` (one guess), `forest` (a batch of guesses), `follow`, `reject`, `block`,
-`lenient` (the four verifiers), `verify` (which one when), `warp` and `target` (from logits to p), `noise`
-and `race` (the target's own draw), `theory` (what to expect).
+Reading order: `acceptance` (one draft token), `draft_forest` (the drafts of a batch), `match_target`,
+`rejection_sampling`, `block_verification` and `lenient` (the four verifiers), `verify` (selects the verifier
+of each request), `logits_warper` and `target_distribution` (from logits to p), `noise` and `exponential_race`
+(sampling from the target), `theory` (expected speedups).
 """

@@ -1,7 +1,7 @@
-"""The few operations that torch tensors and NumPy arrays of Fractions spell differently.
+"""Array operations that torch tensors and NumPy arrays of Fractions express differently.
 
-Everything else in `core` is written with operators that both have. Wide arrays ([rows, vocabulary]) stay
-where the engine made them; narrow ones (a number per request) are NumPy on the host.
+All other code in `core` uses operators that both support. Arrays over the vocabulary (`VocabRows`) stay on
+the device of the logits; arrays with one number per row (`PerRow`) are NumPy arrays on the host.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ PerRow: TypeAlias = Any
 """A number per row on the host: a NumPy array of float64 or of Fractions."""
 
 
-_MOST_DOUBLINGS = 120
-"""2 to this power is still a float32."""
+_MAX_EXPONENT = 120
+"""Largest power of two used for rescaling; it is representable in float32."""
 
 
-_SMALL = 2.0**-20
-"""Masses above this are near enough to 1."""
+_MIN_MASS = 2.0**-20
+"""Rows whose mass is above this are not rescaled."""
 
 
 class RowSource(Protocol):
-    """Rows on demand. A tensor is one; so is anything that computes only the rows it is asked for.
+    """Vocabulary rows on demand: a tensor, or an object that computes only the requested rows.
 
-    It may also have `chances(rows, columns)`, where single entries are cheaper than whole rows, and
-    `peek(rows)`, where rows are at hand that need no copy.
+    It may also provide `token_probs(rows, columns)`, where single entries are cheaper than whole rows, and
+    `read_only_rows(rows)`, where rows are available without a copy.
     """
 
     def __getitem__(self, rows: IntArray, /) -> VocabRows: ...
 
 
-def on_cpu(wide: VocabRows) -> bool:
-    """Whether compiled loops can run over these rows."""
-    return isinstance(wide, Tensor) and wide.device.type == "cpu"
+def on_cpu(matrix: VocabRows) -> bool:
+    """Whether compiled kernels can run over this array."""
+    return isinstance(matrix, Tensor) and matrix.device.type == "cpu"
 
 
 def copy_rows(source: Any, rows: IntArray) -> VocabRows:
-    """A copy of these rows. `index_select` is some forty times faster than indexing with a NumPy array."""
+    """A copy of these rows. `index_select` is about forty times faster than indexing with a NumPy array."""
     if isinstance(source, Tensor):
         return source.index_select(0, torch.from_numpy(rows).to(source.device))
     return source[rows]
 
 
-def read_rows(wide: VocabRows, rows: IntArray) -> VocabRows:
-    """These rows, to be read: a copy, or the whole itself where they are all of it, in order."""
-    return wide if _are_all(rows, wide) else copy_rows(wide, rows)
+def read_rows(matrix: VocabRows, rows: IntArray) -> VocabRows:
+    """These rows, read-only: the array itself if they are all of its rows in order, otherwise a copy."""
+    return matrix if _is_all_rows(rows, matrix) else copy_rows(matrix, rows)
 
 
 def stack(rows: Any) -> VocabRows:
-    """One wide array of separate rows; a wide array as it is."""
+    """Stack separate rows into one array; an array is returned unchanged."""
     if isinstance(rows, (Tensor, np.ndarray)):
         return rows
     if isinstance(rows[0], Tensor):
@@ -75,16 +75,16 @@ def gather(rows: Sequence[Any], columns: Sequence[int]) -> list[Any]:
     return [table[c] for table, c in zip(tables, columns, strict=True)]
 
 
-def entries(wide: VocabRows, rows: IntArray, columns: IntArray) -> PerRow:
-    """wide[rows[i], columns[i]] for every i."""
-    if isinstance(wide, Tensor):
-        at = torch.from_numpy(rows * wide.shape[1] + columns).to(wide.device)
-        return wide.take(at).double().numpy(force=True)
-    return wide[rows, columns]
+def entries(matrix: VocabRows, rows: IntArray, columns: IntArray) -> PerRow:
+    """matrix[rows[i], columns[i]] for every i."""
+    if isinstance(matrix, Tensor):
+        at = torch.from_numpy(rows * matrix.shape[1] + columns).to(matrix.device)
+        return matrix.take(at).double().numpy(force=True)
+    return matrix[rows, columns]
 
 
 def token_probs(source: Any, rows: IntArray, columns: IntArray) -> PerRow:
-    """source[rows[i], columns[i]] for every i, without reading more than that where it knows how."""
+    """source[rows[i], columns[i]] for every i; reads only these entries if the source supports it."""
     return (
         source.token_probs(rows, columns)
         if hasattr(source, "token_probs")
@@ -93,123 +93,125 @@ def token_probs(source: Any, rows: IntArray, columns: IntArray) -> PerRow:
 
 
 def read_each_row(source: Any, rows: IntArray) -> list[Any]:
-    """These rows one by one, to be read."""
-    peeked: list[Any] = (
+    """These rows as a list, read-only."""
+    result: list[Any] = (
         source.read_only_rows(rows)
         if hasattr(source, "read_only_rows")
         else [source[row] for row in rows.tolist()]
     )
-    return peeked
+    return result
 
 
-def overwrite_rows(wide: VocabRows, rows: IntArray, values: VocabRows) -> VocabRows:
-    """The array with these rows overwritten, in place; or the values themselves, where they are all of it."""
-    if _are_all(rows, wide):
+def overwrite_rows(matrix: VocabRows, rows: IntArray, values: VocabRows) -> VocabRows:
+    """Overwrite these rows in place; returns `values` itself where they replace every row."""
+    if _is_all_rows(rows, matrix):
         return values
-    if isinstance(wide, Tensor):
-        return wide.index_copy_(0, torch.from_numpy(rows).to(wide.device), values)
-    wide[rows] = values
-    return wide
+    if isinstance(matrix, Tensor):
+        return matrix.index_copy_(0, torch.from_numpy(rows).to(matrix.device), values)
+    matrix[rows] = values
+    return matrix
 
 
-def zero_entries(wide: VocabRows, rows: IntArray, columns: IntArray) -> None:
-    """Set wide[rows[i], columns[i]] to zero for every i."""
-    if isinstance(wide, Tensor) and len(rows):
-        wide[torch.from_numpy(rows).to(wide.device), torch.from_numpy(columns).to(wide.device)] = 0
+def zero_entries(matrix: VocabRows, rows: IntArray, columns: IntArray) -> None:
+    """Set matrix[rows[i], columns[i]] to zero for every i."""
+    if isinstance(matrix, Tensor) and len(rows):
+        matrix[torch.from_numpy(rows).to(matrix.device), torch.from_numpy(columns).to(matrix.device)] = 0
     elif len(rows):
-        wide[rows, columns] = 0
+        matrix[rows, columns] = 0
 
 
-def ones_like_rows(wide: VocabRows) -> PerRow:
-    """A one per row, of the kind of number that goes with these rows."""
-    return np.ones(len(wide), dtype=np.float64 if isinstance(wide, Tensor) else object)
+def ones_like_rows(matrix: VocabRows) -> PerRow:
+    """A one per row: float64 for tensors, a Python number for Fractions."""
+    return np.ones(len(matrix), dtype=np.float64 if isinstance(matrix, Tensor) else object)
 
 
-def scale_rows(wide: VocabRows, factors: PerRow) -> VocabRows:
-    """Each row times its own number."""
-    return wide * _column(wide, factors)
+def scale_rows(matrix: VocabRows, factors: PerRow) -> VocabRows:
+    """Multiply each row by its own factor."""
+    return matrix * _column(matrix, factors)
 
 
-def clamp_to_positive(wide: VocabRows) -> VocabRows:
-    """max(x, 0), entry by entry, of an array nobody else holds."""
-    if isinstance(wide, Tensor):
-        return wide.clamp_min_(0)
-    return wide * (wide > 0)
+def clamp_to_positive(matrix: VocabRows) -> VocabRows:
+    """max(x, 0) per entry; may overwrite its argument."""
+    if isinstance(matrix, Tensor):
+        return matrix.clamp_min_(0)
+    return matrix * (matrix > 0)
 
 
-def row_sums(wide: VocabRows) -> PerRow:
+def row_sums(matrix: VocabRows) -> PerRow:
     """The sum of each row."""
-    if isinstance(wide, Tensor):
-        return wide.sum(-1).double().numpy(force=True)
-    return wide.sum(-1)
+    if isinstance(matrix, Tensor):
+        return matrix.sum(-1).double().numpy(force=True)
+    return matrix.sum(-1)
 
 
-def row_argmax(wide: VocabRows) -> tuple[IntArray, PerRow]:
-    """Each row's first largest entry: where, and how large."""
-    if isinstance(wide, Tensor):
-        top, where = wide.max(-1)
+def row_argmax(matrix: VocabRows) -> tuple[IntArray, PerRow]:
+    """Index and value of the first maximum of each row."""
+    if isinstance(matrix, Tensor):
+        top, where = matrix.max(-1)
         return where.numpy(force=True), top.double().numpy(force=True)
-    where = wide.argmax(-1)
-    return where, entries(wide, np.arange(len(wide)), where)
+    where = matrix.argmax(-1)
+    return where, entries(matrix, np.arange(len(matrix)), where)
 
 
-def first_largest(wide: torch.Tensor, rows: IntArray) -> IntArray:
-    """The first largest entry of these rows, which must be a number.
+def finite_argmax(matrix: torch.Tensor, rows: IntArray) -> IntArray:
+    """Index of the first maximum of each of these rows; raises if the maximum is NaN or infinite.
 
-    On the CPU row by row with NumPy, whose argmax is vectorised and needs no copy of float32 rows.
+    On the CPU it runs row by row with NumPy, whose argmax is vectorised and needs no copy of float32 rows.
     """
-    if on_cpu(wide):
-        some = (wide[row] for row in rows.tolist())
-        where = np.array([row.to(torch.float32).numpy().argmax() for row in some], dtype=np.int64)
+    if on_cpu(matrix):
+        selected = (matrix[row] for row in rows.tolist())
+        where = np.array([row.to(torch.float32).numpy().argmax() for row in selected], dtype=np.int64)
     else:
-        where = copy_rows(wide, rows).argmax(-1).numpy(force=True)
-    if not np.isfinite(entries(wide, rows, where)).all():
-        raise InvalidDistribution("the largest logit of a row is NaN or infinite: check the model's output")
+        where = copy_rows(matrix, rows).argmax(-1).numpy(force=True)
+    if not np.isfinite(entries(matrix, rows, where)).all():
+        raise InvalidDistribution("the largest logit of a row is NaN or infinite; check the model's output")
     return where
 
 
-def row_cumsum(wide: VocabRows) -> VocabRows:
-    """Running sums along each row; in float64, since 256k float32 additions lose small tokens."""
-    if isinstance(wide, Tensor):
-        return wide.cumsum(-1, dtype=torch.float64)
-    return wide.cumsum(-1)
+def row_cumsum(matrix: VocabRows) -> VocabRows:
+    """Cumulative sums of each row, in float64: 256k float32 additions lose tokens of low probability."""
+    if isinstance(matrix, Tensor):
+        return matrix.cumsum(-1, dtype=torch.float64)
+    return matrix.cumsum(-1)
 
 
 def count_true(condition: Any) -> IntArray:
-    """How many entries of each row are true."""
+    """Number of true entries per row."""
     if isinstance(condition, Tensor):
         return condition.sum(-1).numpy(force=True)
     return np.asarray(condition.sum(-1), dtype=np.int64)
 
 
-def normalize_exponent(wide: VocabRows) -> tuple[VocabRows, PerRow]:
-    """Rows times powers of two that bring their masses near 1, and those masses.
+def normalize_exponent(matrix: VocabRows) -> tuple[VocabRows, PerRow]:
+    """Scale rows by powers of two so that their masses are near 1; returns the rows and the masses.
 
-    Powers of two are exact, and no decision depends on the scale of a residual; without this a long run of
-    refused siblings would underflow. Fractions do not underflow and are left alone.
+    Powers of two are exact and no acceptance test depends on the scale of a residual. Without scaling, a long
+    run of rejected siblings would underflow. Fractions cannot underflow and are returned unchanged.
     """
-    masses = row_sums(wide)
-    if not isinstance(wide, Tensor) or (masses > _SMALL).all():
-        return wide, masses
-    factors = np.ldexp(1.0, np.clip(-np.frexp(masses)[1], -_MOST_DOUBLINGS, _MOST_DOUBLINGS))
-    return scale_rows(wide, factors), masses * factors
+    masses = row_sums(matrix)
+    if not isinstance(matrix, Tensor) or (masses > _MIN_MASS).all():
+        return matrix, masses
+    factors = np.ldexp(1.0, np.clip(-np.frexp(masses)[1], -_MAX_EXPONENT, _MAX_EXPONENT))
+    return scale_rows(matrix, factors), masses * factors
 
 
 def rescale_pair(a: PerRow, b: PerRow) -> tuple[PerRow, PerRow]:
-    """a and b times a common power of two that brings b near 1, so that long products do not underflow."""
+    """Scale a and b by a common power of two that brings b near 1, so that long products do not underflow."""
     if b.dtype == object:
         return a, b
     exponent = np.frexp(b)[1]
     return np.ldexp(a, -exponent), np.ldexp(b, -exponent)
 
 
-def _column(wide: VocabRows, numbers: PerRow) -> Any:
-    """A number per row, as a column beside `wide`."""
-    if isinstance(wide, Tensor):
-        return torch.from_numpy(np.asarray(numbers, dtype=np.float64)).to(wide.device, wide.dtype)[:, None]
+def _column(matrix: VocabRows, numbers: PerRow) -> Any:
+    """One number per row as a column vector that broadcasts over `matrix`."""
+    if isinstance(matrix, Tensor):
+        return torch.from_numpy(np.asarray(numbers, dtype=np.float64)).to(matrix.device, matrix.dtype)[
+            :, None
+        ]
     return np.asarray(numbers)[:, None]
 
 
-def _are_all(rows: IntArray, wide: VocabRows) -> bool:
-    """Whether these are all rows of an array, in order."""
-    return len(rows) == len(wide) and bool((rows == np.arange(len(rows))).all())
+def _is_all_rows(rows: IntArray, matrix: VocabRows) -> bool:
+    """Whether `rows` selects every row of the array, in order."""
+    return len(rows) == len(matrix) and bool((rows == np.arange(len(rows))).all())

@@ -1,4 +1,4 @@
-"""Sampling settings of many rows at once, as arrays."""
+"""Sampling settings of a batch as arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.types import BoolArray, FloatArray, IntArray, SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSampling:
-    """One entry per row. What only a few rows have (bias, penalties and the like) is read from `params`."""
+    """One entry per row. Settings that few rows use (bias, penalties, ...) are read from `params`."""
 
     params: Sequence[SamplingParams]
     temperature: FloatArray
@@ -24,7 +24,7 @@ class BatchSampling:
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> BatchSampling:
-        """Gather the settings of a batch."""
+        """Collect the settings of a batch."""
         greedy = np.array([each.greedy for each in params], dtype=bool)
         temperature = np.array([each.temperature for each in params], dtype=np.float64)
         return cls(
@@ -51,5 +51,5 @@ class BatchSampling:
 
 
 def has_logits_processors(params: SamplingParams) -> bool:
-    """Whether single tokens are treated differently: bias, allowed tokens, bad words, penalties."""
+    """Whether the request uses logit bias, allowed tokens, bad words or penalties."""
     return params.looks_back or bool(params.logit_bias) or params.allowed_token_ids is not None

@@ -1,7 +1,8 @@
-"""`block`: verify a sampled chain jointly (Sun et al. 2024, algorithm 2).
+"""Block verification of sampled chains (Sun et al. 2024, algorithm 2).
 
-Where `reject` stops at the first guess that fails, `block` keeps the longest prefix that passes a test of
-its own, and keeps at least as many guesses on average. The law of what is emitted is the same.
+`rejection_sample` stops at the first rejected draft token. `block_verify` tests every prefix of the chain
+jointly and accepts the longest one that passes; it accepts at least as many draft tokens on average. The
+output distribution is the same.
 """
 
 from __future__ import annotations
@@ -17,35 +18,38 @@ from forerun.types import BoolArray, IntArray, Verdict
 
 
 def block_verify(forest: Forest, p: RowSource, u: PerRow, v: PerRow) -> list[Verdict]:
-    """Emit tokens with the law of p: u[row] judges the prefix ending there, v[request] draws the last token.
+    """Emit tokens distributed as p: u[row] tests the prefix ending at row, v[request] samples the next token.
 
-    A prefix weighs w, which starts at 1 and becomes min(1, w p(x) / q(x)) with each guess x; it is kept as
-    a / b, so that nothing is divided. Every prefix is tried, and the longest that passes stands.
+    A prefix has weight w, which starts at 1 and becomes min(1, w p(x) / q(x)) with each draft token x. The
+    weight is stored as the fraction a / b to avoid division. Every prefix is tested and the longest one that
+    passes is accepted.
     """
     if (forest.next_sibling != NONE).any():
-        raise InvalidDraft("block verifies chains, and this draft branches: use reject")
+        raise InvalidDraft("block verification needs a chain; got a tree: use rejection_sample")
     here = forest.roots.copy()
     a, b = np.ones(forest.num_requests, v.dtype), np.ones(forest.num_requests, v.dtype)
-    kept, kept_a, kept_b = here.copy(), a.copy(), b.copy()
-    walking = np.arange(forest.num_requests)
-    while walking.size:
-        rows = here[walking]
-        passed = _passes(forest, rows, p, a[walking], b[walking], u)
-        stays = walking[passed]
-        kept[stays], kept_a[stays], kept_b[stays] = here[stays], a[stays], b[stays]
-        going = forest.first_child[rows] != NONE
-        rows, walking = rows[going], walking[going]
-        here[walking] = guesses = forest.first_child[rows]
-        p_x, q_x = arrays.token_probs(p, rows, forest.tokens[guesses]), forest.q_of(guesses)
-        a[walking], b[walking] = arrays.rescale_pair(
-            np.minimum(a[walking] * p_x, b[walking] * q_x), b[walking] * q_x
+    last, last_a, last_b = here.copy(), a.copy(), b.copy()
+    active = np.arange(forest.num_requests)
+    while active.size:
+        rows = here[active]
+        passed = _accepts_prefix(forest, rows, p, a[active], b[active], u)
+        accepted = active[passed]
+        last[accepted], last_a[accepted], last_b[accepted] = here[accepted], a[accepted], b[accepted]
+        has_child = forest.first_child[rows] != NONE
+        rows, active = rows[has_child], active[has_child]
+        here[active] = children = forest.first_child[rows]
+        p_x, q_x = arrays.token_probs(p, rows, forest.tokens[children]), forest.q_of_tokens(children)
+        a[active], b[active] = arrays.rescale_pair(
+            np.minimum(a[active] * p_x, b[active] * q_x), b[active] * q_x
         )
-    next_tokens = sample_inverse_cdf(_left_to_say(forest, kept, arrays.copy_rows(p, kept), kept_a, kept_b), v)
-    return forest.verdicts(kept, next_tokens)
+    weights = _next_token_weights(forest, last, arrays.copy_rows(p, last), last_a, last_b)
+    return forest.verdicts(last, sample_inverse_cdf(weights, v))
 
 
-def _passes(forest: Forest, rows: IntArray, p: RowSource, a: PerRow, b: PerRow, u: PerRow) -> BoolArray:
-    """Which prefixes pass: with chance w at the end of the chain, before it s / (s + 1 - w).
+def _accepts_prefix(
+    forest: Forest, rows: IntArray, p: RowSource, a: PerRow, b: PerRow, u: PerRow
+) -> BoolArray:
+    """Which prefixes pass: with probability w at the end of the chain, before the end s / (s + 1 - w).
 
     s is the mass of max(w p - q, 0). The empty prefix always passes.
     """
@@ -61,37 +65,37 @@ def _passes(forest: Forest, rows: IntArray, p: RowSource, a: PerRow, b: PerRow, 
 
 
 def _surplus_mass(forest: Forest, rows: IntArray, p: RowSource, a: PerRow, b: PerRow) -> PerRow:
-    """The mass of `_surplus`."""
-    drawn = forest.sampled[forest.first_child[rows]]
+    """The row sums of `_surplus`."""
+    sampled = forest.sampled[forest.first_child[rows]]
     mass = np.empty(len(rows), dtype=a.dtype)
-    if drawn.any():
-        q = forest.q_rows(rows[drawn])
-        mass[drawn] = residual_mass(arrays.read_each_row(p, rows[drawn]), q, b[drawn], a[drawn])
-    if not drawn.all():
-        some = arrays.copy_rows(p, rows[~drawn])
-        mass[~drawn] = arrays.row_sums(_surplus(forest, rows[~drawn], some, a[~drawn], b[~drawn]))
+    if sampled.any():
+        q = forest.q_rows(rows[sampled])
+        mass[sampled] = residual_mass(arrays.read_each_row(p, rows[sampled]), q, b[sampled], a[sampled])
+    if not sampled.all():
+        p_chosen = arrays.copy_rows(p, rows[~sampled])
+        mass[~sampled] = arrays.row_sums(_surplus(forest, rows[~sampled], p_chosen, a[~sampled], b[~sampled]))
     return mass
 
 
 def _surplus(forest: Forest, rows: IntArray, p: VocabRows, a: PerRow, b: PerRow) -> VocabRows:
-    """max(w p - q, 0) times b, where q is what the child of each row was drawn from."""
-    guesses = forest.first_child[rows]
-    chosen = np.flatnonzero(~forest.sampled[guesses])
-    drawn = np.flatnonzero(forest.sampled[guesses])
+    """b max(w p - q, 0), where q is the distribution of each row's child."""
+    children = forest.first_child[rows]
+    chosen = np.flatnonzero(~forest.sampled[children])
+    sampled = np.flatnonzero(forest.sampled[children])
     surplus = arrays.scale_rows(p, a) if chosen.size else p
-    arrays.zero_entries(surplus, chosen, forest.tokens[guesses[chosen]])
-    if drawn.size:
-        q = forest.q_rows(rows[drawn])
+    arrays.zero_entries(surplus, chosen, forest.tokens[children[chosen]])
+    if sampled.size:
+        q = forest.q_rows(rows[sampled])
         surplus = arrays.overwrite_rows(
-            surplus, drawn, residual(arrays.read_rows(p, drawn), q, b[drawn], a[drawn])
+            surplus, sampled, residual(arrays.read_rows(p, sampled), q, b[sampled], a[sampled])
         )
     return surplus
 
 
-def _left_to_say(forest: Forest, rows: IntArray, p: VocabRows, a: PerRow, b: PerRow) -> VocabRows:
-    """What the last token is drawn from: p at the end of a chain, else the surplus.
+def _next_token_weights(forest: Forest, rows: IntArray, p: VocabRows, a: PerRow, b: PerRow) -> VocabRows:
+    """Weights of the next token: p at the end of a chain, otherwise the surplus.
 
-    Where rounding leaves no surplus (in exact arithmetic such a prefix is never the longest), p again.
+    Falls back to p where rounding leaves no surplus; in exact arithmetic such a prefix is never the longest.
     """
     stopped = np.flatnonzero(forest.first_child[rows] != NONE)
     if stopped.size:

@@ -1,8 +1,8 @@
-"""The drafts of a batch, packed row after row without padding.
+"""The drafts of a batch, packed into rows without padding.
 
-Request b owns the rows start[b] to start[b + 1]: first the row of its last committed token (its root),
-then one row per guess, in the draft's own order. This is also how an engine lays out its logits: row i
-holds what the target says after the token of row i. The forest knows topology, not probabilities.
+Request b owns rows start[b] to start[b + 1] - 1: first the row of its last committed token (its root), then
+one row per draft token in the order of the draft. An engine lays out its logits the same way: row i holds the
+target's logits after the token of row i. The forest holds topology, not target probabilities.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from forerun.errors import InvalidDraft, VocabularyMismatch
 from forerun.types import BoolArray, Distribution, Draft, IntArray, Proposal, Verdict
 
 NONE = -1
-"""No such row: the parent of a root, the child of a leaf, the sibling of a last child."""
+"""No such row: the parent of a root, the child of a leaf, the next sibling of a last child."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """One tree per request; every array but `start` has one entry per row."""
+    """One tree per request; every array except `start` has one entry per row."""
 
     start: IntArray
     tokens: IntArray
@@ -37,9 +37,9 @@ class Forest:
 
     @classmethod
     def pack(cls, drafts: Sequence[Draft]) -> Forest:
-        """Lay the drafts out one after another, checking their contract on the way."""
+        """Pack drafts one after another and validate them."""
         sizes = np.array([len(draft.tokens) for draft in drafts], dtype=np.int64)
-        _demand_equal_lengths(drafts, sizes)
+        _check_lengths(drafts, sizes)
         start = np.concatenate([[0], np.cumsum(sizes + 1)])
         is_node = np.ones(start[-1], dtype=bool)
         is_node[start[:-1]] = False
@@ -50,7 +50,7 @@ class Forest:
             inner = np.concatenate([draft.parents for draft in drafts])
             parent[is_node] = inner + 1 + np.repeat(start[:-1], sizes)
             sampled[is_node] = np.concatenate([draft.sampled for draft in drafts])
-            _demand_order(drafts, inner, sizes)
+            _check_order(drafts, inner, sizes)
         proposals = {
             root + 1 + node: proposal
             for root, draft in zip(start[:-1].tolist(), drafts, strict=True)
@@ -59,132 +59,139 @@ class Forest:
         }
         first_child, next_sibling = _link(parent)
         forest = cls(start, tokens, parent, _depths(parent), first_child, next_sibling, sampled, proposals)
-        forest._demand_proposals()
+        forest._check_proposals()
         return forest
 
     @property
     def num_requests(self) -> int:
-        """How many requests the batch has."""
+        """Number of requests in the batch."""
         return len(self.start) - 1
 
     @property
     def num_rows(self) -> int:
-        """How many rows the target computes."""
+        """Number of rows that the target model computes."""
         return int(self.start[-1])
 
     @property
     def roots(self) -> IntArray:
-        """Each request's first row, where its last committed token stands."""
+        """Row of each request's last committed token."""
         return self.start[:-1]
 
     def request_of(self, rows: IntArray) -> IntArray:
-        """Which request owns each row."""
+        """The request that owns each row."""
         return np.searchsorted(self.start, rows, side="right") - 1
 
     def path(self, row: int) -> list[int]:
-        """The guessed tokens from the root to this row, itself included."""
+        """The draft tokens from the root to this row, inclusive."""
         tokens: list[int] = []
         while self.parent[row] != NONE:
             tokens.append(int(self.tokens[row]))
             row = int(self.parent[row])
         return tokens[::-1]
 
-    def q_of(self, guesses: IntArray) -> PerRow:
-        """q(x) of each guess x: what it was drawn with, or 1 where it was chosen."""
-        drawn = np.flatnonzero(self.sampled[guesses])
-        parents, tokens = self.parent[guesses[drawn]].tolist(), self.tokens[guesses[drawn]].tolist()
-        q_x: list[Any] = [1] * len(guesses)
+    def q_of_tokens(self, nodes: IntArray) -> PerRow:
+        """q(x) of each draft token x; 1 for chosen draft tokens."""
+        sampled = np.flatnonzero(self.sampled[nodes])
+        parents, tokens = self.parent[nodes[sampled]].tolist(), self.tokens[nodes[sampled]].tolist()
+        q_x: list[Any] = [1] * len(nodes)
         for i, number in zip(
-            drawn.tolist(), arrays.gather([self.proposals[row].probs for row in parents], tokens), strict=True
+            sampled.tolist(),
+            arrays.gather([self.proposals[row].probs for row in parents], tokens),
+            strict=True,
         ):
             q_x[i] = number
         numbers = np.array(q_x)
         if not (numbers > 0).all():
             raise InvalidDraft(
-                "a sampled guess has q(x) = 0 or NaN, so it was not drawn from q: keep the q drawn from"
+                "q(x) of a sampled draft token is 0 or NaN, so it was not sampled from q;"
+                " pass the q it was sampled from"
             )
         return numbers
 
     def q_rows(self, parents: IntArray) -> list[Distribution]:
-        """The distributions that the sampled children of these rows were drawn from."""
+        """The distributions that the sampled children of these rows were sampled from."""
         return [self.proposals[row].probs for row in parents.tolist()]
 
-    def earlier_sampled_siblings(self, guesses: IntArray) -> tuple[IntArray, IntArray]:
-        """Tokens that these guesses could not be: sampled siblings before them, drawn without replacement.
+    def earlier_sampled_siblings(self, nodes: IntArray) -> tuple[IntArray, IntArray]:
+        """Sampled siblings before each of these nodes, where sampling was without replacement.
 
-        Pairs (i, token) for guesses[i], as two arrays.
+        Returns pairs (i, token) for nodes[i], as two arrays: nodes[i] could not have been that token.
         """
         which, tokens = [], []
-        for i, guess in enumerate(guesses.tolist()):
-            parent = int(self.parent[guess])
+        for i, node in enumerate(nodes.tolist()):
+            parent = int(self.parent[node])
             sibling = int(self.first_child[parent])
-            if sibling == guess or not self.sampled[guess] or self.proposals[parent].replacement:
+            if sibling == node or not self.sampled[node] or self.proposals[parent].replacement:
                 continue
-            while sibling != guess:
+            while sibling != node:
                 if self.sampled[sibling]:
-                    if self.tokens[sibling] == self.tokens[guess]:
-                        raise InvalidDraft(f"token {self.tokens[guess]} was drawn twice without replacement")
+                    if self.tokens[sibling] == self.tokens[node]:
+                        raise InvalidDraft(
+                            f"token {self.tokens[node]} was sampled twice from a q without replacement;"
+                            " set replacement=True or sample distinct siblings"
+                        )
                     which.append(i)
                     tokens.append(int(self.tokens[sibling]))
                 sibling = int(self.next_sibling[sibling])
         return np.array(which, dtype=np.int64), np.array(tokens, dtype=np.int64)
 
     def child_with(self, rows: IntArray, tokens: IntArray) -> IntArray:
-        """The first child of each row that guesses this token, or `NONE`."""
+        """The first child of each row with this token, or `NONE`."""
         child = self.first_child[rows]
         while (other := (child != NONE) & (self.tokens[child] != tokens)).any():
             child = np.where(other, self.next_sibling[child], child)
         return child
 
-    def first_descendants(self, rows: IntArray, most: int) -> IntArray:
-        """[rows, most]: the first child of each row, its first child, and so on; `NONE` where it ends."""
-        descendants = np.full((len(rows), most), NONE)
-        for generation in range(most):
+    def first_descendants(self, rows: IntArray, max_depth: int) -> IntArray:
+        """[rows, max_depth]: first child of each row, its first child, and so on; `NONE` past the end."""
+        descendants = np.full((len(rows), max_depth), NONE)
+        for generation in range(max_depth):
             there = rows != NONE
             rows = np.where(there, self.first_child[rows], NONE)
             descendants[:, generation] = rows
         return descendants
 
     def verdicts(self, last: IntArray, next_tokens: IntArray) -> list[Verdict]:
-        """The verdict of each request: everything on the way to its last kept row, then its next token."""
+        """Each request's verdict: the path to its last accepted row, then its next token."""
         verdicts = []
         for root, row, token in zip(self.roots.tolist(), last.tolist(), next_tokens.tolist(), strict=True):
-            kept = []
+            accepted = []
             while row != root:
-                kept.append(row - root - 1)
+                accepted.append(row - root - 1)
                 row = int(self.parent[row])  # noqa: PLW2901
-            verdicts.append(Verdict(tuple(reversed(kept)), token))
+            verdicts.append(Verdict(tuple(reversed(accepted)), token))
         return verdicts
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise unless every token and every q is of this vocabulary, and every q in float32."""
-        guessed = self.tokens[self.parent != NONE]
-        if len(guessed) and not (guessed.min() >= 0 and guessed.max() < vocab_size):
+        """Raise unless every token and q fits this vocabulary and every q is float32."""
+        drafted = self.tokens[self.parent != NONE]
+        if len(drafted) and not (drafted.min() >= 0 and drafted.max() < vocab_size):
             raise InvalidDraft(
-                f"guesses run from token {guessed.min()} to {guessed.max()}; the vocabulary has {vocab_size}"
+                f"draft tokens range from {drafted.min()} to {drafted.max()};"
+                f" the vocabulary has {vocab_size} tokens"
             )
         sizes = {len(proposal.probs) for proposal in self.proposals.values()} - {vocab_size}
         if sizes:
             raise VocabularyMismatch(
-                f"a q over {min(sizes)} tokens came for a target of {vocab_size}; pad or cut it where the"
-                " token tables agree, or choose a draft of the same family"
+                f"q has {min(sizes)} tokens, the target {vocab_size}; pad or truncate q if the vocabularies"
+                " agree on the shared tokens, or use a draft model of the same family"
             )
         kinds = {proposal.probs.dtype for proposal in self.proposals.values()}
         if other := {str(kind) for kind in kinds} - {"torch.float32"}:
-            raise InvalidDraft(f"q came as {other.pop()}; draw from float32, and keep that")
+            raise InvalidDraft(f"q is {other.pop()}; sample from a float32 q and pass that q")
 
-    def _demand_proposals(self) -> None:
-        """Raise where a sampled guess came without the q it was drawn from."""
+    def _check_proposals(self) -> None:
+        """Raise if a sampled draft token has no q."""
         for row in np.unique(self.parent[self.sampled]).tolist():
             if row not in self.proposals:
                 raise InvalidDraft(
-                    f"request {self.request_of(np.array([row]))[0]}: sampled children came without the q they"
-                    " were drawn from; keep the q of the draw"
+                    f"request {self.request_of(np.array([row]))[0]}: sampled children have no q; pass"
+                    " the q they were sampled from"
                 )
 
 
 def _link(parent: IntArray) -> tuple[IntArray, IntArray]:
-    """First children and next siblings, in the order of the rows."""
+    """First child and next sibling of each row, in row order."""
     first_child, next_sibling = np.full(len(parent), NONE), np.full(len(parent), NONE)
     nodes = np.flatnonzero(parent != NONE)
     by_parent = nodes[np.argsort(parent[nodes], kind="stable")]
@@ -196,7 +203,7 @@ def _link(parent: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _depths(parent: IntArray) -> IntArray:
-    """How many guesses lie between each row and its root."""
+    """Number of draft tokens between each row and its root."""
     depth = np.zeros(len(parent), dtype=np.int64)
     ancestor = parent.copy()
     while (above := ancestor != NONE).any():
@@ -205,16 +212,16 @@ def _depths(parent: IntArray) -> IntArray:
     return depth
 
 
-def _demand_equal_lengths(drafts: Sequence[Draft], sizes: IntArray) -> None:
-    """Raise where a draft's arrays disagree about how many nodes it has."""
+def _check_lengths(drafts: Sequence[Draft], sizes: IntArray) -> None:
+    """Raise if a draft's arrays have different lengths."""
     parents = np.array([len(draft.parents) for draft in drafts], dtype=np.int64)
-    marks = np.array([len(draft.sampled) for draft in drafts], dtype=np.int64)
-    for request in np.flatnonzero((parents != sizes) | (marks != sizes)).tolist():
+    flags = np.array([len(draft.sampled) for draft in drafts], dtype=np.int64)
+    for request in np.flatnonzero((parents != sizes) | (flags != sizes)).tolist():
         drafts[request].check()
 
 
-def _demand_order(drafts: Sequence[Draft], parents: IntArray, sizes: IntArray) -> None:
-    """Raise where a parent does not come before its children."""
+def _check_order(drafts: Sequence[Draft], parents: IntArray, sizes: IntArray) -> None:
+    """Raise if a parent does not precede its children."""
     position = np.arange(len(parents)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     wrong = np.flatnonzero((parents < NONE) | (parents >= position))
     if wrong.size:

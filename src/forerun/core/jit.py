@@ -1,4 +1,4 @@
-"""Compiled loops. This module knows nothing of torch, so that guessing does not have to load it."""
+"""numba compilation with an on-disk cache; does not import torch, so that drafting does not load it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile a loop once per machine; it runs without the interpreter's lock."""
+    """Compile a loop once per machine; it runs without the GIL."""
     return _compile(function, fastmath=False)
 
 
-def loosely_compiled(*freedoms: str) -> Callable[[Function], Function]:
-    """The same, with liberties about floats that a loop needs to be vectorised: LLVM's fast-math flags."""
+def compiled_with_fastmath(*flags: str) -> Callable[[Function], Function]:
+    """Like `compiled`, with LLVM fast-math flags that allow vectorisation."""
 
-    return lambda function: _compile(function, fastmath=set(freedoms))
+    return lambda function: _compile(function, fastmath=set(flags))
 
 
 def _compile(function: Function, fastmath: bool | set[str]) -> Function:
-    """Compile, and keep the result on disk where a place for it can be written to.
+    """Compile, and cache the result on disk if the cache directory is writable.
 
-    A compiled loop holds the loops and constants it uses from other files as they were. numba looks only at
-    the function's own file to see whether the result is still good; here every file of ours counts.
+    A compiled loop embeds the loops and constants that it uses from other files. numba validates its cache by
+    the modification time of the function's own file; the stamp set here covers every file of this package.
     """
     options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
         dispatcher = numba.njit(cache=True, **options)(function)
-        kept = dispatcher._cache._cache_file
-        kept._source_stamp = (kept._source_stamp, _stamp())
-    except (RuntimeError, AttributeError):  # nowhere to write, or a numba that keeps results another way
+        cache_file = dispatcher._cache._cache_file
+        cache_file._source_stamp = (cache_file._source_stamp, _stamp())
+    except (RuntimeError, AttributeError):  # no writable cache directory, or another cache layout
         dispatcher = numba.njit(**options)(function)
     return cast("Function", dispatcher)
 
 
 @cache
 def _stamp() -> tuple[tuple[str, int, int], ...]:
-    """Which files of ours there are, how long and how old."""
+    """Name, size and modification time of every source file of this package."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
@@ -52,8 +52,8 @@ def _stamp() -> tuple[tuple[str, int, int], ...]:
 def on_compile(notify: Callable[[str], None]) -> Iterator[None]:
     """Call `notify` with the name of each function that numba starts to compile.
 
-    Functions loaded from the cache on disk are not compiled and not reported. Nested calls are: a function is
-    reported before those that it uses.
+    Functions loaded from the on-disk cache are not reported. A function is reported before the functions that
+    it calls.
     """
     with event.install_listener("numba:compile", _CompileListener(notify)):
         yield
@@ -68,9 +68,9 @@ class _CompileListener(event.Listener):  # type: ignore[misc]  # numba has no ty
         self._notify(f"{function.__module__}.{function.__qualname__}")
 
     def on_end(self, event: event.Event) -> None:
-        """Nothing: the next function's start is reported."""
+        """Ignored; only the start of a compilation is reported."""
 
 
 def inlined(function: Function) -> Function:
-    """Compile a function into its callers, leaving the original as it is for every other kind of number."""
+    """Compile a function into its compiled callers; the original still accepts any number type."""
     return cast("Function", numba.njit(inline="always")(function))

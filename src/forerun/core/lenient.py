@@ -1,7 +1,7 @@
-"""`lenient`: keep more than is lossless, within a stated bound. Always labelled lossy.
+"""Lenient verification: accepts more draft tokens than is lossless, within a stated bound; labelled lossy.
 
-Leviathan et al., appendix A.5, with the inequality of the greedy case the right way round: a guess x
-stands while p(x) >= l max(p).
+Leviathan et al., appendix A.5, with the inequality of the greedy case corrected: draft token x is accepted
+if p(x) >= l max(p).
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from forerun.types import IntArray, Verdict
 
 
 def lenient(forest: Forest, p: RowSource, u: PerRow, v: PerRow, lenience: PerRow) -> list[Verdict]:
-    """`reject` with q multiplied by the request's lenience l before it is compared with p.
+    """`rejection_sample` with q multiplied by the request's lenience l before the comparison with p.
 
-    That is to multiply u by l. No token becomes more than 1/l times as likely as it should be. What is left
-    after a refusal is still max(p - q, 0): of all corrections that keep the acceptance, it strays least.
+    Equivalent to multiplying u by l. No token becomes more than 1/l times as likely as under p. The residual
+    is still max(p - q, 0), which deviates least from p among all residuals with the same acceptance.
     """
     owner = forest.request_of(np.arange(forest.num_rows))
     return rejection_sample(forest, p, u * lenience[owner], v)
 
 
 def lenient_greedy(forest: Forest, p: RowSource, lenience: PerRow) -> list[Verdict]:
-    """Keep the likeliest child while its p is at least l times the largest; then the most likely token.
+    """Accept the most likely child while its p is at least l times the largest; then emit the argmax.
 
-    p is the model's own distribution (temperature 1), since at temperature 0 every other token has p = 0.
+    p is the model's distribution at temperature 1, since at temperature 0 every other token has p = 0.
     """
     here = forest.roots.copy()
     next_tokens = np.zeros(forest.num_requests, dtype=np.int64)
-    walking = np.arange(forest.num_requests)
-    while walking.size:
-        p_here = arrays.copy_rows(p, here[walking])
-        next_tokens[walking], top = arrays.row_argmax(p_here)
+    active = np.arange(forest.num_requests)
+    while active.size:
+        p_here = arrays.copy_rows(p, here[active])
+        next_tokens[active], top = arrays.row_argmax(p_here)
         if not (top > 0).all():
-            raise InvalidDistribution("a row has no most likely token: its p is NaN; check the logits")
-        child, p_child = _likeliest_child(forest, here[walking], p_here)
-        stands = (child != NONE) & (p_child >= lenience[walking] * top)
-        walking = walking[stands]
-        here[walking] = child[stands]
+            raise InvalidDistribution("a row of p is NaN, so it has no most likely token; check the logits")
+        child, p_child = _most_likely_child(forest, here[active], p_here)
+        accepted = (child != NONE) & (p_child >= lenience[active] * top)
+        active = active[accepted]
+        here[active] = child[accepted]
     return forest.verdicts(here, next_tokens)
 
 
-def _likeliest_child(forest: Forest, rows: IntArray, p: PerRow) -> tuple[IntArray, PerRow]:
-    """The child of each row whose token p favours, the first of equals; and its p, 0 where there is none."""
+def _most_likely_child(forest: Forest, rows: IntArray, p: PerRow) -> tuple[IntArray, PerRow]:
+    """The child of each row with the largest p, the first of equals, and its p; 0 without children."""
     best, p_best = np.full(len(rows), NONE), arrays.ones_like_rows(p) * 0
     child = forest.first_child[rows]
-    while (there := np.flatnonzero(child != NONE)).size:
-        p_x = arrays.entries(p, there, forest.tokens[child[there]])
-        better = there[(p_x > p_best[there]) | (best[there] == NONE)]
+    while (has_child := np.flatnonzero(child != NONE)).size:
+        p_x = arrays.entries(p, has_child, forest.tokens[child[has_child]])
+        better = has_child[(p_x > p_best[has_child]) | (best[has_child] == NONE)]
         best[better] = child[better]
-        p_best[there] = np.maximum(p_best[there], p_x)
-        child[there] = forest.next_sibling[child[there]]
+        p_best[has_child] = np.maximum(p_best[has_child], p_x)
+        child[has_child] = forest.next_sibling[child[has_child]]
     return best, p_best

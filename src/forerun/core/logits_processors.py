@@ -1,8 +1,8 @@
-"""Rules about single tokens: allowed and forbidden ones, bias, and penalties for what was said before.
+"""Logits processors: allowed tokens, bad words, logit bias and penalties.
 
-vLLM's order and meaning: allowed tokens, bad words, logit bias, then repetition, frequency and presence
-penalties. Repetition looks at the prompt and the output; the other two, and bad words, at the output
-alone. At a guessed position the guesses before it count as output.
+Order and semantics are vLLM's: allowed tokens, bad words, logit bias, then repetition, frequency and presence
+penalties. The repetition penalty covers prompt and output; frequency and presence penalties and bad words
+cover the output only. At a draft position, the draft tokens on the path before it count as output.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from forerun.types import SamplingParams
 
 @dataclass(frozen=True)
 class TokenHistory:
-    """What a request has said so far: its prompt and its output, as they are now.
+    """A request's prompt and output at one point in time.
 
-    Counted once, however many rows ask; later tokens need a new one. Only requests that look back need any.
+    Token counts are computed once and shared by all rows. Longer output needs a new history. Only requests
+    with penalties or bad words need one.
     """
 
     prompt: Sequence[int] = ()
@@ -36,18 +37,18 @@ class TokenHistory:
 
     @cached_property
     def output_counts(self) -> Counter[int]:
-        """How often each token occurs in the output."""
+        """Number of occurrences of each token in the output."""
         return Counter(self.output)
 
     @cached_property
     def prompt_tokens(self) -> frozenset[int]:
-        """The tokens of the prompt."""
+        """The set of prompt tokens."""
         return frozenset(self.prompt)
 
 
 @dataclass(frozen=True)
 class RowContext:
-    """Where a row stands: its request's history, and the guesses between that and the row."""
+    """The tokens before a row: its request's history, then the draft tokens between history and row."""
 
     history: TokenHistory = field(default_factory=TokenHistory)
     path: Sequence[int] = ()
@@ -56,25 +57,25 @@ class RowContext:
 def apply_logits_processors(
     logits: torch.Tensor, settings: BatchSampling, contexts: Sequence[RowContext]
 ) -> None:
-    """Change the logits of the rows that have rules, in place."""
+    """Apply the processors of each row in place."""
     rows = np.flatnonzero(settings.has_processors).tolist()
     for params in {id(settings.params[row]): settings.params[row] for row in rows}.values():
         check_token_ids(params, logits.shape[1])
     for row in rows:
         params, context = settings.params[row], contexts[row]
         if params.allowed_token_ids is not None:
-            _allow(logits[row], params.allowed_token_ids)
+            _allow_only(logits[row], params.allowed_token_ids)
         for word in params.bad_words:
             if _ends_with(context, word[:-1]):
                 logits[row, word[-1]] = -torch.inf
         if params.logit_bias:
             tokens = torch.tensor(list(params.logit_bias), device=logits.device)
             logits[row, tokens] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-        _penalise(logits[row], params, context)
+        _apply_penalties(logits[row], params, context)
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise where settings name a token that does not exist."""
+    """Raise if a setting names a token outside the vocabulary."""
     named = {
         "logit_bias": params.logit_bias,
         "allowed_token_ids": params.allowed_token_ids or (),
@@ -83,40 +84,42 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     for setting, tokens in named.items():
         unknown = [token for token in tokens if not 0 <= token < vocab_size]
         if unknown:
-            raise InvalidSampling(f"{setting} names token {unknown[0]}; the vocabulary has {vocab_size}")
+            raise InvalidSampling(
+                f"{setting} contains token {unknown[0]}; the vocabulary has {vocab_size} tokens"
+            )
 
 
-def _allow(row: torch.Tensor, tokens: Sequence[int]) -> None:
-    """Forbid every token but these."""
+def _allow_only(row: torch.Tensor, tokens: Sequence[int]) -> None:
+    """Set the logits of all other tokens to -inf."""
     index = torch.tensor(tokens, device=row.device)
-    kept = row[index]
+    allowed = row[index]
     row.fill_(-torch.inf)
-    row[index] = kept
+    row[index] = allowed
 
 
 def _ends_with(context: RowContext, ending: Sequence[int]) -> bool:
-    """Whether the output, guesses included, ends with these tokens."""
+    """Whether the output, including draft tokens, ends with these tokens."""
     length = len(ending)
-    said = [*context.history.output[-length:], *context.path][-length:] if length else []
-    return list(said) == list(ending)
+    recent = [*context.history.output[-length:], *context.path][-length:] if length else []
+    return list(recent) == list(ending)
 
 
-def _penalise(row: torch.Tensor, params: SamplingParams, context: RowContext) -> None:
-    """Push down what was said before; only the entries of those tokens are touched.
+def _apply_penalties(row: torch.Tensor, params: SamplingParams, context: RowContext) -> None:
+    """Apply repetition, frequency and presence penalties; touches only the entries of seen tokens.
 
-    Tokens beyond the vocabulary (placeholders of some prompts) cannot be said and are passed over.
+    Token ids beyond the vocabulary (placeholders in some prompts) are skipped.
     """
     counts = {
         x: n for x, n in (context.history.output_counts + Counter(context.path)).items() if x < len(row)
     }
     if params.repetition_penalty != 1.0:
-        before = {x for x in context.history.prompt_tokens if x < len(row)}
-        seen = torch.tensor(sorted(before | set(counts)), dtype=torch.long, device=row.device)
+        prompt = {x for x in context.history.prompt_tokens if x < len(row)}
+        seen = torch.tensor(sorted(prompt | set(counts)), dtype=torch.long, device=row.device)
         penalty = torch.tensor(params.repetition_penalty, device=row.device)
         logits = row[seen]
         row[seen] = logits * torch.where(logits > 0, 1.0 / penalty, penalty)
     if counts and (params.frequency_penalty or params.presence_penalty):
-        said = torch.tensor(list(counts), device=row.device)
+        repeated = torch.tensor(list(counts), device=row.device)
         times = torch.tensor(list(counts.values()), device=row.device)
-        row[said] -= params.frequency_penalty * times
-        row[said] -= params.presence_penalty
+        row[repeated] -= params.frequency_penalty * times
+        row[repeated] -= params.presence_penalty

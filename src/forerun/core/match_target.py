@@ -1,8 +1,8 @@
-"""`follow`: keep the guesses that the target itself takes.
+"""Verification by matching: accept draft tokens that equal the tokens the target model emits itself.
 
-The engine says, for each row, which token the target takes there: its most likely one, or its own sample
-drawn with noise that belongs to the position. What is emitted is therefore what plain decoding emits,
-whatever was guessed and however. Stratos, appendix A, for trees.
+The target token of a row is the argmax, or a sample drawn with the noise of that position. The output is
+therefore identical to non-speculative decoding, whatever was drafted and by which drafter. Covers chains and
+trees (Stratos, appendix A).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from forerun.core.draft_forest import NONE, Forest
 from forerun.types import Verdict
 
 
-def match_target(forest: Forest, taken: Any) -> list[Verdict]:
-    """Walk from each root while a child is the token the target takes; that token comes next.
+def match_target(forest: Forest, target_tokens: Any) -> list[Verdict]:
+    """Descend from each root while a child equals the target token; the last target token comes next.
 
-    `taken` gives the target's own token at the rows it is asked for: an array, or anything that computes
-    tokens on demand, since rows behind a wrong guess are never asked for.
+    `target_tokens` is indexed by row: an array, or an object that computes tokens on demand, because rows
+    behind a rejected draft token are never requested.
     """
     here = forest.roots.copy()
     next_tokens = np.zeros(forest.num_requests, dtype=np.int64)
-    walking = np.arange(forest.num_requests)
-    while walking.size:
-        tokens = np.asarray(arrays.copy_rows(taken, here[walking]), dtype=np.int64)
-        next_tokens[walking] = tokens
-        child = forest.child_with(here[walking], tokens)
-        walking = walking[child != NONE]
-        here[walking] = child[child != NONE]
+    active = np.arange(forest.num_requests)
+    while active.size:
+        tokens = np.asarray(arrays.copy_rows(target_tokens, here[active]), dtype=np.int64)
+        next_tokens[active] = tokens
+        child = forest.child_with(here[active], tokens)
+        active = active[child != NONE]
+        here[active] = child[child != NONE]
     return forest.verdicts(here, next_tokens)

@@ -1,10 +1,10 @@
-"""Noise with an address: the same (key, stream, position, index) always gives the same number.
+"""Counter-based noise: the same (key, stream, position, index) always gives the same number.
 
-Philox 4x32-10 (Salmon et al. 2011) is counter-based, so nothing is drawn in order and nothing has to be
-given back: rows of one batch, ranks of one engine and rounds of one request agree without talking. The key
-is the request's seed, or a private one for requests without.
+Philox 4x32-10 (Salmon et al. 2011) has no sequential state, so nothing needs to be rolled back, and the rows
+of a batch, the ranks of an engine and the steps of a request agree without communication. The key is the
+request's seed, or a private key for unseeded requests.
 
-Streams keep uses apart: noise is used once, unless sharing it is the coupling itself.
+Streams separate the uses: each number is used once, except where sharing it is the coupling itself.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 
 LANES = 128
-"""Counters that are worked out side by side."""
+"""Number of counters computed side by side."""
 
 BLOCK = LANES * 8
-"""Tokens whose first bits they make: each counter gives 4 words of 2 halves."""
+"""Number of tokens whose leading bits one set of lanes provides: 4 words of 2 halves per counter."""
 
 
 class Stream(IntEnum):
-    """What a number is for."""
+    """The purpose of a random number: testing a draft token, sampling the next token, drafting, clocks."""
 
-    JUDGE = 0
-    PICK = 1
+    ACCEPT = 0
+    NEXT_TOKEN = 1
     DRAFT = 2
     CLOCK = 3
     CLOCK_TAIL = 4
 
 
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
-    """Four 32-bit words from a counter of four and a key of two.
+    """Four 32-bit words from a counter of four words and a key of two.
 
-    One body for Python ints, NumPy arrays, torch tensors and compiled code: everything is an int64 that
-    holds 32 bits, and products are masked where they would carry a sign.
+    One implementation for Python ints, NumPy arrays, torch tensors and compiled code: every value is an int64
+    that holds 32 bits, and products are masked where they would set the sign.
     """
     for _ in range(_ROUNDS):
         a = c0 * 0xD2511F53
@@ -52,20 +52,20 @@ def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 
 def halves(key: Any) -> tuple[Any, Any]:
-    """A 64-bit key as the two words Philox takes."""
+    """A 64-bit key as the two 32-bit words that Philox takes."""
     return key & _LOW, (key >> 32) & _LOW
 
 
 def signed(key: int) -> int:
-    """The 64 bits of a key as a signed number, so that every seed torch takes is one."""
+    """The 64 bits of a key as a signed integer, so that every seed that torch accepts is valid."""
     return (key + 2**63) % 2**64 - 2**63
 
 
 def uniforms(key: IntArray, stream: Stream, position: IntArray, index: IntArray) -> FloatArray:
-    """Numbers in [0, 1) with 53 bits, one per address.
+    """Uniform numbers in [0, 1) with 53 bits, one per address.
 
-    For JUDGE and PICK the position is the length of the sequence when the round began, and the index the
-    guess: both together never come back, so no round sees a number that another round has used.
+    For ACCEPT and NEXT_TOKEN, the position is the length of the sequence at the start of the step and the
+    index is the draft token. The pair never recurs, so no step reuses a number of another step.
     """
     numbers = np.empty(len(key))
     _fill(key, int(stream), position, index, numbers)
@@ -77,7 +77,7 @@ _philox = inlined(philox)
 
 @compiled
 def _fill(key: Any, stream: int, position: Any, index: Any, numbers: Any) -> None:
-    """`uniforms`, one after another."""
+    """Compiled loop of `uniforms`."""
     for i in range(len(numbers)):
         k0, k1 = key[i] & _LOW, (key[i] >> 32) & _LOW
         high, low, _, _ = _philox(index[i] & _LOW, position[i] & _LOW, stream, position[i] >> 32, k0, k1)
@@ -85,19 +85,19 @@ def _fill(key: Any, stream: int, position: Any, index: Any, numbers: Any) -> Non
 
 
 def token_noise(tokens: Any, position: Any, key: Any) -> tuple[Any, Any]:
-    """The noise of each token at a position, 64 bits in two parts: the first 16, and the other 48.
+    """64 random bits of each token at a position, in two parts: the leading 16 and the other 48.
 
-    The first bits of eight tokens come from one counter, since they settle most races alone; the others come
-    from a counter per token. No address depends on the size of the vocabulary, so a draft and a target that
-    differ by padding share their noise.
+    One counter provides the leading bits of eight tokens, because they decide most races alone; the other
+    bits come from one counter per token. No address depends on the vocabulary size, so a draft and a target
+    model that differ by padding share their noise.
     """
     counter = tokens // BLOCK * LANES + tokens % LANES
-    shared = philox(counter, *_place(Stream.CLOCK, position), *halves(key))
+    shared = philox(counter, *_counter_tail(Stream.CLOCK, position), *halves(key))
     word = sum((tokens // LANES % 4 == w) * each for w, each in enumerate(shared))
-    own = philox(tokens, *_place(Stream.CLOCK_TAIL, position), *halves(key))
+    own = philox(tokens, *_counter_tail(Stream.CLOCK_TAIL, position), *halves(key))
     return (word >> (tokens // (LANES * 4) % 2 * 16)) & 0xFFFF, ((own[0] & 0xFFFF) << 32) | own[1]
 
 
-def _place(stream: Stream, position: Any) -> tuple[Any, Any, Any]:
-    """The last three words of a counter: which number of the request's this is."""
+def _counter_tail(stream: Stream, position: Any) -> tuple[Any, Any, Any]:
+    """The last three words of a Philox counter, for this stream and position."""
     return position & _LOW, int(stream), position >> 32

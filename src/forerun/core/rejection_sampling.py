@@ -1,8 +1,7 @@
-"""`reject`: keep a sampled guess as often as the target would have said it.
+"""Rejection sampling of draft tokens (Leviathan et al., algorithm 1), for chains and trees.
 
-Algorithm 1 of Leviathan et al., with the children of a node tried in turn against what is left of p, so
-that chains and trees are one function (Stratos, section 2; Miao et al. 2024). A chosen guess is one drawn
-from a point mass.
+The children of a node are verified in turn against the residual of p, so chains and trees share one function
+(Stratos, section 2; Miao et al. 2024). A chosen draft token counts as sampled from a point mass.
 """
 
 from __future__ import annotations
@@ -18,72 +17,73 @@ from forerun.core.draft_forest import NONE, Forest
 from forerun.types import BoolArray, Distribution, IntArray, Verdict
 
 STRIDE = 8
-"""Guesses that are judged in one go, though those behind a refused one are judged for nothing."""
+"""Number of draft tokens verified at once; work on those after a rejected one is discarded."""
 
 
 def rejection_sample(forest: Forest, p: RowSource, u: PerRow, v: PerRow) -> list[Verdict]:
-    """Emit tokens with the law of p: u[row] judges the guess at that row, v[request] draws its last token.
+    """Emit tokens distributed as p: u[row] tests the draft token at row, v[request] samples the next token.
 
-    All requests side by side: each goes down its first guesses while they stand, then tries the siblings of
-    the one that did not; it goes on from there, or says another token.
+    All requests advance side by side. Each descends its first children while they are accepted, then verifies
+    the siblings of the rejected one. It continues below an accepted sibling, or samples its next token.
     """
     here = forest.roots.copy()
     next_tokens = np.zeros(forest.num_requests, dtype=np.int64)
-    walking = np.arange(forest.num_requests)
-    while walking.size:
-        here[walking] = _descend(forest, here[walking], p, u)
-        walking = _end_at_only_guesses(forest, walking, here, p, v, next_tokens)
-        rows = here[walking]
-        crossing = SiblingVerifier(forest, rows, arrays.copy_rows(p, rows))
-        kept = crossing.first_accepted(u)
-        ended = np.flatnonzero(kept == NONE)
-        who = walking[ended]
-        next_tokens[who] = sample_inverse_cdf(arrays.read_rows(crossing.p, ended), v[who])
-        walking = walking[kept != NONE]
-        here[walking] = kept[kept != NONE]
+    active = np.arange(forest.num_requests)
+    while active.size:
+        here[active] = _descend(forest, here[active], p, u)
+        active = _resample_only_children(forest, active, here, p, v, next_tokens)
+        rows = here[active]
+        siblings = SiblingVerifier(forest, rows, arrays.copy_rows(p, rows))
+        child = siblings.first_accepted(u)
+        ended = np.flatnonzero(child == NONE)
+        finished = active[ended]
+        next_tokens[finished] = sample_inverse_cdf(arrays.read_rows(siblings.p, ended), v[finished])
+        active = active[child != NONE]
+        here[active] = child[child != NONE]
     return forest.verdicts(here, next_tokens)
 
 
 def _descend(forest: Forest, rows: IntArray, p: RowSource, u: PerRow) -> IntArray:
-    """How far down each request gets while first guesses stand; p(x) alone is read of p."""
+    """The row each request reaches while first children are accepted; reads only p(x) of each row."""
     rows = rows.copy()
-    going = np.arange(len(rows))
-    while going.size:
-        guesses = forest.first_descendants(rows[going], STRIDE)
-        there = guesses != NONE
-        some = guesses[there]
-        standing = np.zeros(guesses.shape, dtype=bool)
-        p_x = arrays.token_probs(p, forest.parent[some], forest.tokens[some])
-        standing[there] = accepts(u[some], p_x, forest.q_of(some))
-        num_kept = np.logical_and.accumulate(standing, axis=1).sum(axis=1)
-        moved = num_kept > 0
-        rows[going[moved]] = guesses[moved, num_kept[moved] - 1]
-        going = going[num_kept == STRIDE]
+    moving = np.arange(len(rows))
+    while moving.size:
+        descendants = forest.first_descendants(rows[moving], STRIDE)
+        exists = descendants != NONE
+        nodes = descendants[exists]
+        accepted = np.zeros(descendants.shape, dtype=bool)
+        p_x = arrays.token_probs(p, forest.parent[nodes], forest.tokens[nodes])
+        accepted[exists] = accepts(u[nodes], p_x, forest.q_of_tokens(nodes))
+        num_accepted = np.logical_and.accumulate(accepted, axis=1).sum(axis=1)
+        moved = num_accepted > 0
+        rows[moving[moved]] = descendants[moved, num_accepted[moved] - 1]
+        moving = moving[num_accepted == STRIDE]
     return rows
 
 
-def _end_at_only_guesses(
-    forest: Forest, walking: IntArray, here: IntArray, p: RowSource, v: PerRow, next_tokens: IntArray
+def _resample_only_children(
+    forest: Forest, active: IntArray, here: IntArray, p: RowSource, v: PerRow, next_tokens: IntArray
 ) -> IntArray:
-    """Say another token where the only guess, a drawn one, was refused; the requests that are left.
+    """Sample the recovered token where the only child, a sampled one, was rejected.
 
-    This is what most requests come to, and nothing but the draw has to be worked out for it. Where rounding
-    leaves nothing to draw from, a request is left for the `Crossing` to decide.
+    Returns the remaining requests. This is the most common outcome, and it needs only one sample from the
+    residual. Where rounding leaves no residual, the request remains for `SiblingVerifier`.
     """
-    guess = forest.first_child[here[walking]]
-    only = (guess != NONE) & (forest.next_sibling[guess] == NONE) & forest.sampled[guess]
+    child = forest.first_child[here[active]]
+    only = (child != NONE) & (forest.next_sibling[child] == NONE) & forest.sampled[child]
     if not only.any():
-        return walking
-    who = walking[only]
-    tokens = sample_residual(arrays.read_each_row(p, here[who]), forest.q_rows(here[who]), v[who])
-    next_tokens[who] = tokens
-    return np.concatenate([walking[~only], who[tokens < 0]])
+        return active
+    requests = active[only]
+    rows = here[requests]
+    tokens = sample_residual(arrays.read_each_row(p, rows), forest.q_rows(rows), v[requests])
+    next_tokens[requests] = tokens
+    return np.concatenate([active[~only], requests[tokens < 0]])
 
 
 class SiblingVerifier:
-    """Where requests stand before their guesses, and what is left of p there as one after another is refused.
+    """Verifies the children of one row per request in turn, and holds the residual of p meanwhile.
 
-    p starts as a distribution and then loses mass, which is kept beside it rather than divided out.
+    p starts normalised and loses mass with each rejection; the mass is stored next to it, not divided out.
     """
 
     def __init__(self, forest: Forest, rows: IntArray, p: VocabRows) -> None:
@@ -93,62 +93,62 @@ class SiblingVerifier:
         self.p_mass = arrays.ones_like_rows(p)
 
     def first_accepted(self, u: PerRow) -> IntArray:
-        """The child each request moves to, or `NONE`: then p holds what is left to draw from.
+        """The first accepted child of each request, or `NONE`: then `p` holds the residual to sample from.
 
-        A first guess that has failed before meets the same number again, and fails again.
+        A first child that `_descend` rejected is tested with the same u and is rejected again.
         """
-        kept = np.full(len(self.rows), NONE)
-        guess = self.forest.first_child[self.rows]
-        trying = np.flatnonzero(guess != NONE)
-        while trying.size:
-            standing = self._judge(trying, guess[trying], u)
-            kept[trying[standing]] = guess[trying[standing]]
-            trying = trying[~standing]
-            guess[trying] = self.forest.next_sibling[guess[trying]]
-            trying = trying[guess[trying] != NONE]
-        return kept
+        accepted = np.full(len(self.rows), NONE)
+        child = self.forest.first_child[self.rows]
+        pending = np.flatnonzero(child != NONE)
+        while pending.size:
+            passed = self._verify_siblings(pending, child[pending], u)
+            accepted[pending[passed]] = child[pending[passed]]
+            pending = pending[~passed]
+            child[pending] = self.forest.next_sibling[child[pending]]
+            pending = pending[child[pending] != NONE]
+        return accepted
 
-    def _judge(self, at: IntArray, guesses: IntArray, u: PerRow) -> BoolArray:
-        """Which guesses stand. The others are taken out of p; where nothing would be left, they stand too.
+    def _verify_siblings(self, at: IntArray, nodes: IntArray, u: PerRow) -> BoolArray:
+        """Which nodes are accepted. Rejected ones are subtracted from p unless that leaves no mass.
 
-        In exact arithmetic that exception never applies: where q leaves nothing of p, p is q and every
-        guess stands. In floats it turns a rounding error into the right answer.
+        In that case the node is accepted if p(x) > 0. In exact arithmetic this never happens: p equals q
+        there and every draft token is accepted. In floats it corrects a rounding error.
         """
-        p_x = arrays.entries(self.p, at, self.forest.tokens[guesses])
-        q_x = self.forest.q_of(guesses)
-        standing: BoolArray = accepts(u[guesses], p_x, q_x, self.p_mass[at], self._q_mass(guesses))
-        refused = np.flatnonzero(~standing)
-        if refused.size:
-            something_left = self._take_out(at[refused], guesses[refused])
-            standing[refused] = ~something_left & (p_x[refused] > 0)
-        return standing
+        p_x = arrays.entries(self.p, at, self.forest.tokens[nodes])
+        q_x = self.forest.q_of_tokens(nodes)
+        accepted: BoolArray = accepts(u[nodes], p_x, q_x, self.p_mass[at], self._q_mass(nodes))
+        rejected = np.flatnonzero(~accepted)
+        if rejected.size:
+            has_mass = self._subtract_rejected(at[rejected], nodes[rejected])
+            accepted[rejected] = ~has_mass & (p_x[rejected] > 0)
+        return accepted
 
-    def _take_out(self, at: IntArray, guesses: IntArray) -> BoolArray:
-        """Reduce p to what is left after these guesses were refused, where anything is left; say where."""
-        left, mass = arrays.normalize_exponent(self._left(at, guesses))
-        something_left: BoolArray = mass > 0
-        some = np.flatnonzero(something_left)
-        self.p = arrays.overwrite_rows(self.p, at[some], arrays.read_rows(left, some))
-        self.p_mass[at[some]] = mass[some]
-        return something_left
+    def _subtract_rejected(self, at: IntArray, nodes: IntArray) -> BoolArray:
+        """Replace p by the residual of the rejected nodes where it has mass; returns where it has."""
+        rest, mass = arrays.normalize_exponent(self._residual_of(at, nodes))
+        has_mass: BoolArray = mass > 0
+        reduced = np.flatnonzero(has_mass)
+        self.p = arrays.overwrite_rows(self.p, at[reduced], arrays.read_rows(rest, reduced))
+        self.p_mass[at[reduced]] = mass[reduced]
+        return has_mass
 
-    def _left(self, at: IntArray, guesses: IntArray) -> VocabRows:
-        """What each refused guess leaves of p: all but itself if it was chosen, else the residual."""
-        chosen = np.flatnonzero(~self.forest.sampled[guesses])
-        drawn = np.flatnonzero(self.forest.sampled[guesses])
-        left = arrays.copy_rows(self.p, at) if chosen.size else arrays.read_rows(self.p, at)
-        arrays.zero_entries(left, chosen, self.forest.tokens[guesses[chosen]])
-        if drawn.size:
-            q, q_mass = self._q(guesses[drawn])
-            p = arrays.read_rows(left, drawn)
-            left = arrays.overwrite_rows(left, drawn, residual(p, q, self.p_mass[at[drawn]], q_mass))
-        return left
+    def _residual_of(self, at: IntArray, nodes: IntArray) -> VocabRows:
+        """The residual of p after each node is rejected: without its token if chosen, else max(p - q, 0)."""
+        chosen = np.flatnonzero(~self.forest.sampled[nodes])
+        sampled = np.flatnonzero(self.forest.sampled[nodes])
+        rest = arrays.copy_rows(self.p, at) if chosen.size else arrays.read_rows(self.p, at)
+        arrays.zero_entries(rest, chosen, self.forest.tokens[nodes[chosen]])
+        if sampled.size:
+            q, q_mass = self._q(nodes[sampled])
+            p = arrays.read_rows(rest, sampled)
+            rest = arrays.overwrite_rows(rest, sampled, residual(p, q, self.p_mass[at[sampled]], q_mass))
+        return rest
 
-    def _q(self, guesses: IntArray) -> tuple[Sequence[Distribution], PerRow]:
-        """What each guess was drawn from: q, less the siblings before it if they were not replaced."""
-        q: Sequence[Distribution] = self.forest.q_rows(self.forest.parent[guesses])
-        mass = arrays.ones_like_rows(self.p)[: len(guesses)]
-        rows, tokens = self.forest.earlier_sampled_siblings(guesses)
+    def _q(self, nodes: IntArray) -> tuple[Sequence[Distribution], PerRow]:
+        """q of each node, without earlier siblings if sampled without replacement, and its mass."""
+        q: Sequence[Distribution] = self.forest.q_rows(self.forest.parent[nodes])
+        mass = arrays.ones_like_rows(self.p)[: len(nodes)]
+        rows, tokens = self.forest.earlier_sampled_siblings(nodes)
         if rows.size:
             q = arrays.stack(q)
             arrays.zero_entries(q, rows, tokens)
@@ -156,10 +156,10 @@ class SiblingVerifier:
             mass[changed] = arrays.row_sums(arrays.read_rows(q, changed))
         return q, mass
 
-    def _q_mass(self, guesses: IntArray) -> PerRow:
-        """How much of q each guess was drawn from: 1, but for later siblings drawn without replacement."""
-        mass = arrays.ones_like_rows(self.p)[: len(guesses)]
-        later = np.unique(self.forest.earlier_sampled_siblings(guesses)[0])
+    def _q_mass(self, nodes: IntArray) -> PerRow:
+        """Mass of the q that each node was sampled from: 1 except after siblings without replacement."""
+        mass = arrays.ones_like_rows(self.p)[: len(nodes)]
+        later = np.unique(self.forest.earlier_sampled_siblings(nodes)[0])
         if later.size:
-            mass[later] = self._q(guesses[later])[1]
+            mass[later] = self._q(nodes[later])[1]
         return mass

@@ -1,7 +1,7 @@
-"""Rows shared out over threads.
+"""Row-parallel execution of compiled kernels.
 
-numba's own threading layers are not safe to enter from several Python threads at once, which a server
-does; a thread pool and kernels over row ranges, which release the interpreter, are.
+numba's threading layers are not safe to enter from several Python threads at once, which a server does. A
+thread pool that runs GIL-free kernels over row ranges is.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 
 from forerun.core.tensors import torch
 
-_AT_A_TIME = 2
-"""Rows a thread takes at a time."""
+_ROWS_PER_TASK = 2
+"""Rows that a thread processes per task."""
 
-_ROWS_PER_THREAD = 32
-"""Fewer rows than this are not worth waking a thread for."""
+_MIN_ROWS_PER_THREAD = 32
+"""A thread is started only if it would get at least this many rows."""
 
 
 def over_rows(kernel: Callable[..., None], num_rows: int, *args: Any) -> None:
     """Run kernel(first, last, *args) over all rows, on as many threads as torch uses.
 
-    Threads take a few rows at a time and the caller works too: torch's own threads keep spinning for a
-    while after each of its operations, and a thread that has to share its core must not hold up the rest.
+    Threads take small tasks and the caller works too: torch's own threads keep spinning briefly after each
+    operation, and a thread that shares its core must not delay the others.
     """
-    num_threads = min(torch.get_num_threads(), num_rows // _ROWS_PER_THREAD)
-    parts = iter(range(0, num_rows, _AT_A_TIME))
+    num_threads = min(torch.get_num_threads(), num_rows // _MIN_ROWS_PER_THREAD)
+    tasks = iter(range(0, num_rows, _ROWS_PER_TASK))
 
     def work() -> None:
-        for first in parts:
-            kernel(first, min(first + _AT_A_TIME, num_rows), *args)
+        for first in tasks:
+            kernel(first, min(first + _ROWS_PER_TASK, num_rows), *args)
 
     others = [_pool(num_threads - 1).submit(work) for _ in range(num_threads - 1)]
     work()
@@ -42,5 +42,5 @@ def over_rows(kernel: Callable[..., None], num_rows: int, *args: Any) -> None:
 
 @cache
 def _pool(num_threads: int) -> ThreadPoolExecutor:
-    """The pool of this size, made once."""
+    """The thread pool of this size, created once."""
     return ThreadPoolExecutor(num_threads, thread_name_prefix="forerun-rows")

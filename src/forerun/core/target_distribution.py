@@ -1,8 +1,8 @@
-"""The target of a batch: p at the rows that are asked for, and the tokens the target takes there itself.
+"""The target's distribution p at the requested rows of a batch, and the tokens the target emits there.
 
-Verification reads few rows, since those behind a wrong guess are never looked at. Rows near the root are
-worked out together when the first of them is wanted, which costs less than level by level; the rest only
-when they are reached. Nothing of the size of the logits is ever held beside them.
+Verification reads few rows, because rows behind a rejected draft token are never needed. Rows near the root
+are computed together at the first request, which is cheaper than level by level; the others when they are
+reached. No array of the size of the logits is allocated.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from forerun.core.tensors import torch
 from forerun.errors import InvalidDistribution
 from forerun.types import BoolArray, FloatArray, IntArray
 
-READ_AHEAD = 9
-"""Rows per request that are worked out together: the root and its first guesses, in the draft's order."""
+PREFETCH_ROWS = 9
+"""Rows per request that are computed together: the root and its first draft tokens, in the draft's order."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetDistribution:
-    """What the target says at each row of a forest.
+    """p at each row of a forest, computed on demand.
 
-    Row i of the forest is row at[i] of the logits, so that part of a batch can be judged without copying
-    it. `keys` are the noise keys of the requests, `lengths` how many tokens each had when the round began;
-    `histories` are needed by requests with penalties or bad words.
+    Row i of the forest is row `logit_rows[i]` of the logits, so that part of a batch can be verified without
+    copying it. `keys` are the noise keys of the requests and `lengths` their numbers of tokens at the start
+    of the step. Requests with penalties or bad words need `histories`.
     """
 
     logits: torch.Tensor
-    at: IntArray
+    logit_rows: IntArray
     forest: Forest
     settings: BatchSampling
     keys: IntArray
@@ -45,54 +45,54 @@ class TargetDistribution:
     histories: Sequence[TokenHistory]
 
     def __getitem__(self, rows: IntArray) -> torch.Tensor:
-        """p at these rows, the caller's to change."""
+        """p at these rows, as a copy that the caller may modify."""
         p, where = self._p(rows)
         return p if where is None else arrays.copy_rows(p, where)
 
     def token_probs(self, rows: IntArray, tokens: IntArray) -> FloatArray:
         """p(x) of one token per row."""
         p, where = self._p(rows)
-        chances: FloatArray = arrays.entries(p, np.arange(len(rows)) if where is None else where, tokens)
-        return chances
+        probs: FloatArray = arrays.entries(p, np.arange(len(rows)) if where is None else where, tokens)
+        return probs
 
     def read_only_rows(self, rows: IntArray) -> list[torch.Tensor]:
-        """p at these rows one by one, not to be changed."""
+        """p at these rows as a list of tensors that must not be modified."""
         p, where = self._p(rows)
         return [p[i] for i in (range(len(rows)) if where is None else where.tolist())]
 
     def _p(self, rows: IntArray) -> tuple[torch.Tensor, IntArray | None]:
-        """p at these rows, as it is or as rows of what was read ahead."""
-        if not self._is_ahead(rows).all():
-            return self._work_out(rows), None
-        rows_ahead, p = self._ahead
-        return p, np.searchsorted(rows_ahead, rows)
+        """p at these rows: computed now, or an index into the prefetched rows."""
+        if not self._is_prefetched(rows).all():
+            return self._compute(rows), None
+        prefetched, p = self._prefetched
+        return p, np.searchsorted(prefetched, rows)
 
-    def _is_ahead(self, rows: IntArray) -> BoolArray:
-        """Which rows are read ahead: the first of each request, unless it is greedy and has no use for p."""
+    def _is_prefetched(self, rows: IntArray) -> BoolArray:
+        """Which rows are prefetched: the first of each request, unless it is greedy and needs no p."""
         requests = self.forest.request_of(rows)
-        return (rows - self.forest.roots[requests] < READ_AHEAD) & ~self.settings.greedy[requests]
+        return (rows - self.forest.roots[requests] < PREFETCH_ROWS) & ~self.settings.greedy[requests]
 
     @cached_property
-    def _ahead(self) -> tuple[IntArray, torch.Tensor]:
-        """The rows that are read ahead, in order, and p there."""
-        rows = np.flatnonzero(self._is_ahead(np.arange(self.forest.num_rows)))
-        return rows, self._work_out(rows)
+    def _prefetched(self) -> tuple[IntArray, torch.Tensor]:
+        """The prefetched rows in order, and p there."""
+        rows = np.flatnonzero(self._is_prefetched(np.arange(self.forest.num_rows)))
+        return rows, self._compute(rows)
 
-    def _work_out(self, rows: IntArray) -> torch.Tensor:
+    def _compute(self, rows: IntArray) -> torch.Tensor:
         """p at these rows, from the logits."""
         requests = self.forest.request_of(rows)
         return probabilities(self._logits(rows), self.settings[requests], self._contexts(rows, requests))
 
     def _logits(self, rows: IntArray) -> torch.Tensor:
-        """The logits at these rows, to be read: neighbours as they lie, others side by side in a copy."""
-        at = self.at[rows]
+        """The logits at these rows, read-only: a view of contiguous rows, otherwise a copy."""
+        at = self.logit_rows[rows]
         if len(at) and (at == at[0] + np.arange(len(at))).all():
             return self.logits[at[0] : at[0] + len(at)]
         copy: torch.Tensor = arrays.copy_rows(self.logits, at)
         return copy
 
     def processed_logits(self, rows: IntArray) -> torch.Tensor:
-        """Float32 logits at these rows, after the rules about single tokens."""
+        """Float32 logits at these rows after the logits processors."""
         requests = self.forest.request_of(rows)
         logits = self._logits(rows).to(torch.float32, copy=True)
         if self.settings.has_processors[requests].any():
@@ -100,13 +100,13 @@ class TargetDistribution:
         return logits
 
     def argmax(self, rows: IntArray) -> IntArray:
-        """The first largest logit at these rows, after the rules about single tokens."""
+        """The first maximum of the logits at these rows after the logits processors."""
         if self.settings.has_processors[self.forest.request_of(rows)].any():
-            return arrays.first_largest(self.processed_logits(rows), np.arange(len(rows)))
-        return arrays.first_largest(self.logits, self.at[rows])
+            return arrays.finite_argmax(self.processed_logits(rows), np.arange(len(rows)))
+        return arrays.finite_argmax(self.logits, self.logit_rows[rows])
 
     def sample(self, rows: IntArray) -> IntArray:
-        """The winner of each row's race, with the noise of its position."""
+        """The token sampled at each row with the noise of its position."""
         requests = self.forest.request_of(rows)
         p, where = self._p(rows)
         positions = self.lengths[requests] + self.forest.depth[rows]
@@ -115,7 +115,7 @@ class TargetDistribution:
         )
 
     def _contexts(self, rows: IntArray, requests: IntArray) -> list[RowContext]:
-        """Where each row stands; nowhere in particular, if no row has rules."""
+        """The context of each row; empty if no row has logits processors."""
         if not self.settings.has_processors[requests].any():
             return []
         return [
@@ -126,7 +126,7 @@ class TargetDistribution:
 
 @dataclass(frozen=True, eq=False)
 class UnwarpedTarget:
-    """p before temperature and truncation, rules included: for lenience at temperature 0."""
+    """p before temperature and truncation, after logits processors: for lenience at temperature 0."""
 
     target: TargetDistribution
 
@@ -136,7 +136,7 @@ class UnwarpedTarget:
 
 @dataclass(frozen=True, eq=False)
 class TargetTokens:
-    """The token the target itself takes at each row: the most likely one, or the winner of its race."""
+    """The token that the target emits at each row: the argmax, or its sample."""
 
     target: TargetDistribution
 
@@ -146,24 +146,22 @@ class TargetTokens:
         if greedy.any():
             tokens[greedy] = self.target.argmax(rows[greedy])
         if not greedy.all():
-            tokens[~greedy] = self._winners(rows[~greedy])
+            tokens[~greedy] = self._sampled(rows[~greedy])
         return tokens
 
     @cached_property
-    def _known(self) -> IntArray:
-        """The winners at the rows that are read ahead; -1 elsewhere, and where there is none."""
-        known = np.full(self.target.forest.num_rows, -1)
-        rows, _ = self.target._ahead
-        known[rows] = self.target.sample(rows)
-        return known
+    def _prefetched(self) -> IntArray:
+        """The tokens sampled at the prefetched rows; -1 elsewhere and where p has no mass."""
+        tokens = np.full(self.target.forest.num_rows, -1)
+        rows, _ = self.target._prefetched
+        tokens[rows] = self.target.sample(rows)
+        return tokens
 
-    def _winners(self, rows: IntArray) -> IntArray:
-        """The winners at these rows."""
-        winners = self._known[rows]
-        if (unknown := winners < 0).any():
-            winners[unknown] = self.target.sample(rows[unknown])
-        if (winners < 0).any():
-            raise InvalidDistribution(
-                "a row has nothing to draw from: its p is NaN or all 0; check the logits"
-            )
-        return winners
+    def _sampled(self, rows: IntArray) -> IntArray:
+        """The tokens sampled at these rows."""
+        tokens = self._prefetched[rows]
+        if (unknown := tokens < 0).any():
+            tokens[unknown] = self.target.sample(rows[unknown])
+        if (tokens < 0).any():
+            raise InvalidDistribution("cannot sample: a row of p is NaN or all 0; check the logits")
+        return tokens

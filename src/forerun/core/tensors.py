@@ -1,8 +1,8 @@
-"""torch, which the base install does not have.
+"""torch, which the base install does not include.
 
-Modules that use torch import it from here. Without it they can still be imported, so code that never touches
-a tensor (rational arithmetic, audits of one server against another) runs; the first use of torch raises
-`MissingExtra`.
+Modules that use torch import it from here. Without torch they can still be imported, so code that never
+touches a tensor (rational arithmetic, audits of one server against another) runs; the first use of torch
+raises `MissingExtra`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HAS_TORCH: Final = find_spec("torch") is not None
 
 
 class _MissingTorch:
-    """Stands in for the module where torch is not installed."""
+    """Placeholder for the module where torch is not installed."""
 
     def __getattr__(self, name: str) -> Any:
         raise MissingExtra("torch", "torch")

@@ -1,7 +1,8 @@
-"""Which verifier judges which request, and the bound on memory while they do.
+"""Selects the verifier of each request and bounds the memory of verification.
 
-Greedy and seeded requests are followed, and so are chosen guesses: they stand with probability p(x) either
-way. Guesses sampled from a q are judged by `reject` or `block`. Lenience is asked for by name.
+Greedy and seeded requests use `match_target`, and so do drafts of chosen tokens, which every verifier accepts
+with probability p(x). Draft tokens sampled from a q use `rejection_sample` or `block_verify`. Lenient
+verification runs only on request.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, TypeAlias
 
 import numpy as np
 
+from forerun.config import VerifierName, current_verifier
 from forerun.core.batch_sampling import BatchSampling
 from forerun.core.block_verification import block_verify
 from forerun.core.draft_forest import Forest
@@ -21,27 +22,26 @@ from forerun.core.logits_processors import TokenHistory
 from forerun.core.match_target import match_target
 from forerun.core.noise import Stream, signed, uniforms
 from forerun.core.rejection_sampling import rejection_sample
-from forerun.core.target_distribution import READ_AHEAD, TargetDistribution, TargetTokens, UnwarpedTarget
+from forerun.core.target_distribution import PREFETCH_ROWS, TargetDistribution, TargetTokens, UnwarpedTarget
 from forerun.core.tensors import torch
 from forerun.errors import InvalidDistribution, InvalidSampling
 from forerun.types import Draft, FloatArray, IntArray, SamplingParams, Verdict
 
-Verifier: TypeAlias = Literal["auto", "follow", "reject", "block"]
-
 WORKING_BYTES = 512 * 2**20
-"""What verification may hold beyond the logits and the drafts' own q."""
+"""Memory bound of verification, beyond the logits and the drafts' q."""
 
-_BYTES_PER_ENTRY = 4 * READ_AHEAD * 7
-"""What a request holds per entry of the vocabulary at the widest moment: the float32 rows that are read
-ahead, seven times over (a top-k of nearly all tokens, on rows that had to be gathered). A test measures it.
+_BYTES_PER_ENTRY = 4 * PREFETCH_ROWS * 7
+"""Peak bytes per request and vocabulary entry: seven copies of the prefetched float32 rows.
+
+The peak is a top-k close to the vocabulary size on rows that had to be gathered. A test measures it.
 """
 
 
 class Method(Enum):
-    """The four verifiers, lenience in its two forms."""
+    """The four verifiers; lenient verification has a sampled and a greedy form."""
 
-    FOLLOW = "follow"
-    REJECT = "reject"
+    MATCH = "match"
+    REJECTION = "rejection"
     BLOCK = "block"
     LENIENT = "lenient"
     LENIENT_GREEDY = "lenient greedy"
@@ -49,10 +49,20 @@ class Method(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyRequest:
-    """One request's part in a step: its guess, its settings, and where its noise is found.
+    """One request's input to a verification step.
 
-    `jointly` says whether a drawn chain may be judged as a whole. Whoever joins drawn guesses with chosen
-    ones must say no: whether that makes a chain depends on what was drawn, and who judges it may not.
+    Attributes:
+        draft: The draft to verify.
+        sampling: The request's sampling settings.
+        key: Noise key: the seed of a seeded request, otherwise a number private to the request.
+        length: Number of committed tokens, prompt included, at the start of the step. Together with `key` it
+            addresses the noise, so it must not repeat within a request.
+        history: Prompt and output so far; needed only with penalties or bad words.
+        lenience: 1 is lossless. Below 1 verification is lossy: no token becomes more than 1/lenience times
+            as likely.
+        can_block_verify: Whether a sampled chain may be verified jointly. Set it to False for drafts that
+            merge sampled with chosen draft tokens: whether the merged draft is a chain depends on the sampled
+            values, and the choice of the verifier must not depend on them.
     """
 
     draft: Draft
@@ -61,66 +71,82 @@ class VerifyRequest:
     length: int
     history: TokenHistory = field(default_factory=TokenHistory)
     lenience: float = 1.0
-    jointly: bool = True
+    can_block_verify: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:
-            raise InvalidSampling(f"lenience is {self.lenience}; it must be more than 0 and at most 1")
+            raise InvalidSampling(f"lenience is {self.lenience}; it must be above 0 and at most 1")
 
 
-def method_for(each: VerifyRequest, verifier: Verifier = "auto") -> Method:
-    """The verifier of a request; `verifier` says which one judges guesses sampled from a q.
+def method_for(each: VerifyRequest, verifier: VerifierName = "auto") -> Method:
+    """The verifier of a request; `verifier` selects the one for draft tokens sampled from a q.
 
-    Left to itself that is `block` for chains, which keeps more, and `reject` for trees.
+    "auto" selects block verification for chains, which accepts more, and rejection sampling for trees.
     """
     if each.lenience < 1:
         return Method.LENIENT_GREEDY if each.sampling.greedy else Method.LENIENT
     sampling, draft = each.sampling, each.draft
-    if sampling.greedy or sampling.seed is not None or verifier == "follow" or not draft.sampled.any():
-        return Method.FOLLOW
-    if verifier == "reject" or not each.jointly or not draft.is_chain:
-        return Method.REJECT
+    if sampling.greedy or sampling.seed is not None or verifier == "match" or not draft.sampled.any():
+        return Method.MATCH
+    if verifier == "rejection" or not each.can_block_verify or not draft.is_chain:
+        return Method.REJECTION
     return Method.BLOCK
 
 
 def verify(
-    requests: Sequence[VerifyRequest], logits: torch.Tensor, verifier: Verifier = "auto"
+    requests: Sequence[VerifyRequest], logits: torch.Tensor, verifier: VerifierName = "auto"
 ) -> list[Verdict]:
-    """The verdict of every request. Request after request, the logits have a row for its last committed
-    token and one for each of its guesses.
+    """Verify the drafts of a batch and return one verdict per request.
+
+    Every `verifier` is lossless at lenience 1: with these logits, greedy and seeded requests commit the
+    tokens of non-speculative decoding, and other requests sample from the target's distribution p.
+
+    Args:
+        requests: The drafts with their sampling settings.
+        logits: Target logits, request by request: one row for the last committed token, then one row per
+            draft token. They are not modified.
+        verifier: Verifier of draft tokens sampled from a q: "match", "rejection", "block" or "auto" (block
+            for chains, rejection for trees).
+
+    Raises:
+        InvalidDistribution: The number of rows does not match the drafts, or a row is NaN or has no mass.
+        InvalidDraft: A draft breaks the contract of `Draft`.
+        VocabularyMismatch: A q has another vocabulary size than the logits.
     """
+    verifier = current_verifier(verifier)
     sizes = np.array([len(each.draft) + 1 for each in requests], dtype=np.int64)
     if sizes.sum() != len(logits):
         raise InvalidDistribution(
-            f"{len(logits)} rows of logits came for {sizes.sum()} rows: n guesses need n + 1"
+            f"got {len(logits)} rows of logits, expected {sizes.sum()}: n draft tokens need n + 1 rows"
         )
     first_row = np.cumsum(sizes) - sizes
     verdicts: dict[int, Verdict] = {}
     for method, members in _by_method(requests, verifier).items():
-        for some in _parts(members, logits.shape[1]):
-            at = np.concatenate([first_row[i] + np.arange(sizes[i]) for i in some])
-            verdicts |= zip(some, _judge(method, [requests[i] for i in some], logits, at), strict=True)
+        for part in _split_to_fit(members, logits.shape[1]):
+            rows = np.concatenate([first_row[i] + np.arange(sizes[i]) for i in part])
+            results = _verify_with(method, [requests[i] for i in part], logits, rows)
+            verdicts |= zip(part, results, strict=True)
     return [verdicts[i] for i in range(len(requests))]
 
 
-def _judge(
-    method: Method, rounds: Sequence[VerifyRequest], logits: torch.Tensor, at: IntArray
+def _verify_with(
+    method: Method, requests: Sequence[VerifyRequest], logits: torch.Tensor, logit_rows: IntArray
 ) -> list[Verdict]:
-    """The verdicts of requests that share a verifier; `at` says which rows of the logits are theirs."""
-    forest = Forest.pack([each.draft for each in rounds])
+    """The verdicts of requests that share a verifier; `logit_rows` are their rows of the logits."""
+    forest = Forest.pack([each.draft for each in requests])
     forest.check_vocabulary(logits.shape[1])
     target = TargetDistribution(
         logits=logits,
-        at=at,
+        logit_rows=logit_rows,
         forest=forest,
-        settings=BatchSampling.of([each.sampling for each in rounds]),
-        keys=np.array([signed(each.key) for each in rounds], dtype=np.int64),
-        lengths=np.array([each.length for each in rounds], dtype=np.int64),
-        histories=[each.history for each in rounds],
+        settings=BatchSampling.of([each.sampling for each in requests]),
+        keys=np.array([signed(each.key) for each in requests], dtype=np.int64),
+        lengths=np.array([each.length for each in requests], dtype=np.int64),
+        histories=[each.history for each in requests],
     )
-    if method is Method.FOLLOW:
+    if method is Method.MATCH:
         return match_target(forest, TargetTokens(target))
-    lenience = np.array([each.lenience for each in rounds])
+    lenience = np.array([each.lenience for each in requests])
     if method is Method.LENIENT_GREEDY:
         return lenient_greedy(forest, UnwarpedTarget(target), lenience)
     u, v = verification_noise(target)
@@ -130,25 +156,25 @@ def _judge(
 
 
 def verification_noise(target: TargetDistribution) -> tuple[FloatArray, FloatArray]:
-    """A number to judge each guess by, and one to draw each request's last token with."""
+    """One uniform per draft token for its acceptance test, and one per request for its next token."""
     forest = target.forest
     rows = np.arange(forest.num_rows)
     owner = forest.request_of(rows)
-    u = uniforms(target.keys[owner], Stream.JUDGE, target.lengths[owner], rows - forest.roots[owner])
-    v = uniforms(target.keys, Stream.PICK, target.lengths, np.zeros_like(target.lengths))
+    u = uniforms(target.keys[owner], Stream.ACCEPT, target.lengths[owner], rows - forest.roots[owner])
+    v = uniforms(target.keys, Stream.NEXT_TOKEN, target.lengths, np.zeros_like(target.lengths))
     return u, v
 
 
-def _by_method(rounds: Sequence[VerifyRequest], verifier: Verifier) -> dict[Method, list[int]]:
-    """The requests of each verifier."""
+def _by_method(requests: Sequence[VerifyRequest], verifier: VerifierName) -> dict[Method, list[int]]:
+    """Indices of the requests of each verifier."""
     members: dict[Method, list[int]] = {}
-    for i, each in enumerate(rounds):
+    for i, each in enumerate(requests):
         members.setdefault(method_for(each, verifier), []).append(i)
     return members
 
 
-def _parts(members: list[int], vocab_size: int) -> Iterator[list[int]]:
-    """So many requests at a time that a row for each, and the work on it, fits the bound."""
-    most = max(1, WORKING_BYTES // (_BYTES_PER_ENTRY * vocab_size))
-    for first in range(0, len(members), most):
-        yield members[first : first + most]
+def _split_to_fit(members: list[int], vocab_size: int) -> Iterator[list[int]]:
+    """Split requests into parts whose verification fits into `WORKING_BYTES`."""
+    max_requests = max(1, WORKING_BYTES // (_BYTES_PER_ENTRY * vocab_size))
+    for first in range(0, len(members), max_requests):
+        yield members[first : first + max_requests]

@@ -1,11 +1,12 @@
-"""Who guesses. Text is looked up; no model is needed, and none is known here.
+"""Drafters. Most look text up and need no model; `draft_model` runs one.
 
-- `sightings`: what is known of one place where the current context was seen before
-- `index`: one growing text, and where its contexts were seen; `store`: earlier outputs by salt, indexed the
-  same way; `corpus`: a sorted file, mapped into memory
-- `tree`: the most likely tree that a handful of sightings gives
-- `suffix`: the drafter made of these
-- `counts`, `ngram`: frequency tables, and the drafter that guesses and draws from them
-- `growing`, `hashing`: what the tables share; `documents`, `corpus_builder`: making corpora
-- `registry`: drafters by name
+- `matches`: one earlier occurrence of the current context, as a row of numbers
+- `context_index`: a growing text and an index of its contexts; `output_store`: earlier outputs by salt, with
+  the same index; `corpus`: a sorted file, memory-mapped
+- `match_tree`: the most likely draft tree given the matches
+- `suffix`: the drafter built from these
+- `ngram_counts`, `ngram`: n-gram frequencies, and the drafter that chooses or samples from them
+- `draft_model`: a smaller model of the same vocabulary
+- `rebuildable`, `context_hash`: shared by the tables; `documents`, `corpus_builder`: building corpora
+- `tree_merge`: merging the drafts of several drafters; `registry`: drafters by name
 """

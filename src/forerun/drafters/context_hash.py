@@ -1,4 +1,4 @@
-"""Keys of contexts: a hash that grows by one token at a time."""
+"""Incremental hash of a context, extended one token per call."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from forerun.core.jit import compiled
 
-Words: TypeAlias = npt.NDArray[np.uint64]
+UInt64Array: TypeAlias = npt.NDArray[np.uint64]
 
-_SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
-_STIR: Final = np.uint64(0xD6E8FEB86659FD93)
-_HALF: Final = np.uint64(32)
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+_FINAL_MULTIPLIER: Final = np.uint64(0xD6E8FEB86659FD93)
+_SHIFT: Final = np.uint64(32)
 
 
 @compiled
-def fold(key: np.uint64, token: int) -> np.uint64:
-    """The key of a context that is one token longer."""
-    key = (key ^ np.uint64(token)) * _SPREAD
-    return (key ^ (key >> _HALF)) * _STIR
+def extend_hash(key: np.uint64, token: int) -> np.uint64:
+    """Hash of the context with one more token."""
+    key = (key ^ np.uint64(token)) * _MULTIPLIER
+    return (key ^ (key >> _SHIFT)) * _FINAL_MULTIPLIER

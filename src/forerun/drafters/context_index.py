@@ -1,16 +1,16 @@
-"""Where the contexts of a growing text were seen before.
+"""Index of earlier occurrences of the contexts of a growing text.
 
-A context is the last 1, 2, 4, ... 32 tokens before some place in the text: the rungs of a ladder. For every
-place and rung the index holds the place before it with the same context, so that the sightings of a context
-are a chain from the newest to the oldest. Appending a token finds these places anyway, so asking what the
-last token's context was followed by earlier costs no search at all.
+A context is the last 1, 2, 4, ... 32 tokens up to a position; each of these lengths is a level. For every
+position and level the index holds the previous position with the same context, so that the occurrences of a
+context form a linked list from newest to oldest. Appending a token finds these positions anyway, so looking
+up the current context needs no search.
 
-A context climbs to the next rung only when it is seen for the second time; until then its one sighting is
-found from the rung below. Text that does not repeat therefore costs two or three table entries a token, not
-six.
+A context enters the next level only at its second occurrence. Until then its single occurrence is found
+through the level below. Text that does not repeat therefore takes two or three table entries per token
+instead of six.
 
-Places are found by a hash of their context and compared with it token by token, so that what is found does
-not depend on the hash, and no text can be made up that is mistaken for another.
+Positions are found by a hash of the context and compared with it token by token. Results therefore do not
+depend on the hash, and hash collisions cannot be exploited.
 """
 
 from __future__ import annotations
@@ -18,291 +18,311 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.jit import compiled
-from forerun.drafters.context_hash import Words, fold
-from forerun.drafters.matches import AHEAD, BREAK, COUNT, LONGEST, MATCH, OWN, PLACE, SOURCE, Ints
-from forerun.drafters.rebuildable import SEED, Rebuildable, make_table
+from forerun.drafters.context_hash import UInt64Array, extend_hash
+from forerun.drafters.matches import (
+    BREAK,
+    CONTINUATION,
+    COUNT,
+    MATCH_LENGTH,
+    MAX_MATCH,
+    OWN,
+    POSITION,
+    SOURCE,
+    Ints,
+)
+from forerun.drafters.rebuildable import SEED, Rebuildable, make_hash_table
 from forerun.types import IntArray
 
-NUM_RUNGS = LONGEST.bit_length()
+NUM_LEVELS = MAX_MATCH.bit_length()
 NUM_FREQUENT = 16
-"""How many of the text's most frequent tokens are at hand, for contexts that were never seen."""
+"""Number of most frequent tokens kept as candidates for unseen contexts."""
 
-MOST_WALKED = 32
-"""The most recent sightings of a context that are looked at on each rung."""
+MAX_WALK = 32
+"""Maximum number of occurrences visited per level, most recent first."""
 
-NOWHERE = -1
-_COUNTS, _TEXT = NUM_RUNGS, NUM_RUNGS + 1
-_NUM_ROWS = NUM_RUNGS + 2
-_LENGTH, _RUN, _USED, _SEED, _NUM_FREQUENT, _FREQUENT = 0, 1, 2, 3, 4, 5
+NO_POSITION = -1
+_COUNT_ROW, _TEXT_ROW = NUM_LEVELS, NUM_LEVELS + 1
+_NUM_ROWS = NUM_LEVELS + 2
+_LENGTH, _RUN_LENGTH, _USED, _SEED, _NUM_FREQUENT, _FREQUENT = 0, 1, 2, 3, 4, 5
 
-# A slot of the table: 29 bits of the key, the rung, and the place plus one.
-_PLACE, _TAG = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFF800000000)
-_RUNG_SHIFT = np.uint64(32)
+# A slot of the hash table: 29 bits of the key, the level, and the position plus one.
+_POSITION_MASK, _KEY_MASK = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFF800000000)
+_LEVEL_SHIFT = np.uint64(32)
 _ONE = np.uint64(1)
 
 
 class ContextIndex(Rebuildable):
-    """A text and where its contexts were seen.
+    """A text and the index of its contexts.
 
-    `BREAK` among its tokens parts two texts: no context and no guess reaches across it. The arrays: `book`
-    has one column a token and, as rows, the chain of every rung, how often the token had been seen, and the
-    text itself; `heads` is the hash table of each context's latest place; `meta` holds the few numbers that
-    change.
+    `BREAK` separates two texts: no context and no match crosses it. `token_table` has one column per token;
+    its rows are the linked list of each level, the number of occurrences of the token so far, and the text.
+    `hash_table` maps each context to its latest position. `counters` holds the scalar state.
     """
 
-    __slots__ = ("book", "heads", "meta")
+    __slots__ = ("counters", "hash_table", "token_table")
 
-    def __init__(self, room: int = 256, most: int = 1 << 20) -> None:
-        super().__init__(room, most)
+    def __init__(self, capacity: int = 256, max_tokens: int = 1 << 20) -> None:
+        super().__init__(capacity, max_tokens)
 
     @property
     def text(self) -> Ints:
-        """The tokens that are indexed, as they lie."""
-        return self.book[_TEXT, : self.meta[_LENGTH]]
+        """The indexed tokens, without a copy."""
+        return self.token_table[_TEXT_ROW, : self.counters[_LENGTH]]
 
     @property
-    def room(self) -> int:
-        """How many tokens there is space for."""
-        return int(self.book.shape[1])
+    def capacity(self) -> int:
+        """Number of tokens that fit."""
+        return int(self.token_table.shape[1])
 
     @property
     def num_slots(self) -> int:
-        """How many contexts the table of heads could hold."""
-        return len(self.heads)
+        """Slots of the hash table."""
+        return len(self.hash_table)
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the index holds."""
-        return self.book.nbytes + self.heads.nbytes + self.meta.nbytes
+        """Memory of the index in bytes."""
+        return self.token_table.nbytes + self.hash_table.nbytes + self.counters.nbytes
 
-    def _feed(self, tokens: Ints) -> int:
-        return feed(self.book, self.heads, self.meta, tokens)
+    def _append(self, tokens: Ints) -> int:
+        return append_tokens(self.token_table, self.hash_table, self.counters, tokens)
 
-    def _clear(self, room: int, slots: int) -> None:
-        self.book: Ints = np.zeros((_NUM_ROWS, room), dtype=np.int32)
-        self.heads: Words = make_table(max(slots, 2 * room))
-        self.meta: IntArray = np.zeros(_FREQUENT + 2 * NUM_FREQUENT, dtype=np.int64)
-        self.meta[_SEED] = SEED
+    def _allocate(self, capacity: int, num_slots: int) -> None:
+        self.token_table: Ints = np.zeros((_NUM_ROWS, capacity), dtype=np.int32)
+        self.hash_table: UInt64Array = make_hash_table(max(num_slots, 2 * capacity))
+        self.counters: IntArray = np.zeros(_FREQUENT + 2 * NUM_FREQUENT, dtype=np.int64)
+        self.counters[_SEED] = SEED
 
 
 @compiled
-def feed(book: Ints, heads: Words, meta: IntArray, tokens: Ints) -> int:
-    """Append tokens and return how many of them there was room for."""
-    most_used = heads.size * 3 // 4 - 2 * NUM_RUNGS
+def append_tokens(token_table: Ints, hash_table: UInt64Array, counters: IntArray, tokens: Ints) -> int:
+    """Append tokens until capacity runs out; returns how many were appended."""
+    max_used = hash_table.size * 3 // 4 - 2 * NUM_LEVELS
     for i in range(tokens.size):
-        here = meta[_LENGTH]
-        if here == book.shape[1] or meta[_USED] > most_used:
+        position = counters[_LENGTH]
+        if position == token_table.shape[1] or counters[_USED] > max_used:
             return i
-        meta[_LENGTH] += 1
-        book[_TEXT, here] = tokens[i]
-        for rung in range(NUM_RUNGS):
-            book[rung, here] = NOWHERE
+        counters[_LENGTH] += 1
+        token_table[_TEXT_ROW, position] = tokens[i]
+        for level in range(NUM_LEVELS):
+            token_table[level, position] = NO_POSITION
         if tokens[i] == BREAK:
-            meta[_RUN] = 0
+            counters[_RUN_LENGTH] = 0
         else:
-            meta[_RUN] += 1
-            _climb(book, heads, meta, here)
-            _count(book, meta, here)
+            counters[_RUN_LENGTH] += 1
+            _index_position(token_table, hash_table, counters, position)
+            _count_token(token_table, counters, position)
     return tokens.size
 
 
 @compiled
-def _climb(book: Ints, heads: Words, meta: IntArray, here: int) -> None:
-    """Enter a place on every rung up to the first where its context is new."""
-    text = book[_TEXT]
-    key, taken = np.uint64(meta[_SEED]), 0
-    for rung in range(NUM_RUNGS):
-        if 1 << rung > meta[_RUN]:
+def _index_position(token_table: Ints, hash_table: UInt64Array, counters: IntArray, position: int) -> None:
+    """Insert a position on every level up to the first where its context is new."""
+    text = token_table[_TEXT_ROW]
+    key, num_hashed = np.uint64(counters[_SEED]), 0
+    for level in range(NUM_LEVELS):
+        if 1 << level > counters[_RUN_LENGTH]:
             return
-        while taken < 1 << rung:
-            key = fold(key, text[here - taken])
-            taken += 1
-        there = _enter(text, heads, meta, key, rung, here)
-        book[rung, here] = there
-        if there == NOWHERE:
+        while num_hashed < 1 << level:
+            key = extend_hash(key, text[position - num_hashed])
+            num_hashed += 1
+        previous = _insert(text, hash_table, counters, key, level, position)
+        token_table[level, position] = previous
+        if previous == NO_POSITION:
             return
-        if book[rung, there] == NOWHERE and rung + 1 < NUM_RUNGS:
-            _lift(text, heads, meta, there, rung + 1)
+        if token_table[level, previous] == NO_POSITION and level + 1 < NUM_LEVELS:
+            _promote(text, hash_table, counters, previous, level + 1)
 
 
 @compiled
-def _lift(text: Ints, heads: Words, meta: IntArray, there: int, rung: int) -> None:
-    """Enter an earlier place one rung higher, now that its context is no longer the only one of its kind."""
-    key = np.uint64(meta[_SEED])
-    for i in range(1 << rung):
-        if i > there or text[there - i] == BREAK:
+def _promote(text: Ints, hash_table: UInt64Array, counters: IntArray, previous: int, level: int) -> None:
+    """Insert an earlier position one level higher, now that its context occurred twice."""
+    key = np.uint64(counters[_SEED])
+    for i in range(1 << level):
+        if i > previous or text[previous - i] == BREAK:
             return
-        key = fold(key, text[there - i])
-    _enter(text, heads, meta, key, rung, there)
+        key = extend_hash(key, text[previous - i])
+    _insert(text, hash_table, counters, key, level, previous)
 
 
 @compiled
-def _enter(text: Ints, heads: Words, meta: IntArray, key: np.uint64, rung: int, here: int) -> int:
-    """Make `here` the latest place of its context and return the one before, or NOWHERE."""
-    mask = np.uint64(heads.size - 1)
+def _insert(
+    text: Ints, hash_table: UInt64Array, counters: IntArray, key: np.uint64, level: int, position: int
+) -> int:
+    """Make `position` the latest of its context; returns the previous one, or NO_POSITION."""
+    mask = np.uint64(hash_table.size - 1)
     slot = key & mask
-    wanted = (key & _TAG) | (np.uint64(rung) << _RUNG_SHIFT)
-    while heads[slot]:
-        if (heads[slot] ^ wanted) & ~_PLACE == 0:
-            there = int(np.int64(heads[slot] & _PLACE)) - 1
-            if _agree(text, there, here, 1 << rung):
-                heads[slot] = wanted | np.uint64(here + 1)
-                return there
+    wanted = (key & _KEY_MASK) | (np.uint64(level) << _LEVEL_SHIFT)
+    while hash_table[slot]:
+        if (hash_table[slot] ^ wanted) & ~_POSITION_MASK == 0:
+            previous = int(np.int64(hash_table[slot] & _POSITION_MASK)) - 1
+            if _same_context(text, previous, position, 1 << level):
+                hash_table[slot] = wanted | np.uint64(position + 1)
+                return previous
         slot = (slot + _ONE) & mask
-    heads[slot] = wanted | np.uint64(here + 1)
-    meta[_USED] += 1
-    return NOWHERE
+    hash_table[slot] = wanted | np.uint64(position + 1)
+    counters[_USED] += 1
+    return NO_POSITION
 
 
 @compiled
-def _agree(text: Ints, there: int, here: int, length: int) -> bool:
-    """Whether two places have so many tokens of context in common."""
+def _same_context(text: Ints, previous: int, position: int, length: int) -> bool:
+    """Whether two positions share their last `length` tokens."""
     match = 0
-    while match < length and text[there - match] == text[here - match]:
+    while match < length and text[previous - match] == text[position - match]:
         match += 1
     return match == length
 
 
 @compiled
-def _find(text: Ints, heads: Words, key: np.uint64, rung: int, tail: Ints) -> int:
-    """The latest place of a context that is given newest first, or NOWHERE."""
-    mask = np.uint64(heads.size - 1)
+def _find_latest(text: Ints, hash_table: UInt64Array, key: np.uint64, level: int, tail: Ints) -> int:
+    """Latest position of a context given newest token first, or NO_POSITION."""
+    mask = np.uint64(hash_table.size - 1)
     slot = key & mask
-    wanted = (key & _TAG) | (np.uint64(rung) << _RUNG_SHIFT)
-    while heads[slot]:
-        if (heads[slot] ^ wanted) & ~_PLACE == 0:
-            there = int(np.int64(heads[slot] & _PLACE)) - 1
-            if _match(text, there, tail) >= 1 << rung:
-                return there
+    wanted = (key & _KEY_MASK) | (np.uint64(level) << _LEVEL_SHIFT)
+    while hash_table[slot]:
+        if (hash_table[slot] ^ wanted) & ~_POSITION_MASK == 0:
+            previous = int(np.int64(hash_table[slot] & _POSITION_MASK)) - 1
+            if _match_length(text, previous, tail) >= 1 << level:
+                return previous
         slot = (slot + _ONE) & mask
-    return NOWHERE
+    return NO_POSITION
 
 
 @compiled
-def _match(text: Ints, there: int, tail: Ints) -> int:
-    """How many tokens of context a place has in common with a tail, newest first."""
+def _match_length(text: Ints, previous: int, tail: Ints) -> int:
+    """Number of tokens that the context of a position shares with a tail, newest first."""
     match = 0
-    while match < LONGEST and match <= there and text[there - match] == tail[match]:
+    while match < MAX_MATCH and match <= previous and text[previous - match] == tail[match]:
         match += 1
     return match
 
 
 @compiled
-def _count(book: Ints, meta: IntArray, here: int) -> None:
-    """Keep the most frequent tokens, the more recent of equals first to stay."""
-    before = book[0, here]
-    count = 1 if before == NOWHERE else book[_COUNTS, before] + 1
-    book[_COUNTS, here] = count
-    least = 0
-    num = meta[_NUM_FREQUENT]
-    top = meta[_FREQUENT:]
+def _count_token(token_table: Ints, counters: IntArray, position: int) -> None:
+    """Update the most frequent tokens; the least recent of equals is replaced first."""
+    last_position = token_table[0, position]
+    count = 1 if last_position == NO_POSITION else token_table[_COUNT_ROW, last_position] + 1
+    token_table[_COUNT_ROW, position] = count
+    least_frequent = 0
+    num = counters[_NUM_FREQUENT]
+    frequent = counters[_FREQUENT:]
     for i in range(num):
-        if top[2 * i + 1] == before and before != NOWHERE:
-            top[2 * i], top[2 * i + 1] = count, here
+        if frequent[2 * i + 1] == last_position and last_position != NO_POSITION:
+            frequent[2 * i], frequent[2 * i + 1] = count, position
             return
-        if (top[2 * i], top[2 * i + 1]) < (top[2 * least], top[2 * least + 1]):
-            least = i
+        if (frequent[2 * i], frequent[2 * i + 1]) < (
+            frequent[2 * least_frequent],
+            frequent[2 * least_frequent + 1],
+        ):
+            least_frequent = i
     if num < NUM_FREQUENT:
-        least = num
-        meta[_NUM_FREQUENT] += 1
-    elif count < top[2 * least]:
+        least_frequent = num
+        counters[_NUM_FREQUENT] += 1
+    elif count < frequent[2 * least_frequent]:
         return
-    top[2 * least], top[2 * least + 1] = count, here
+    frequent[2 * least_frequent], frequent[2 * least_frequent + 1] = count, position
 
 
 @compiled
-def read_on(
-    book: Ints,
-    heads: Words,
-    meta: IntArray,
+def append_and_look_up(
+    token_table: Ints,
+    hash_table: UInt64Array,
+    counters: IntArray,
     tokens: Ints,
     tail: Ints,
-    sightings: Ints,
+    matches: Ints,
     depth: int,
-    most: int,
+    max_matches: int,
 ) -> int:
-    """Append tokens and recall, in one go; -1, and nothing done, where there might not be room for them."""
-    if meta[_LENGTH] + tokens.size > book.shape[1]:
+    """Append tokens and look up the current context in one call. Returns -1 without any change if capacity
+    may not suffice.
+    """
+    if counters[_LENGTH] + tokens.size > token_table.shape[1]:
         return -1
-    if meta[_USED] + 2 * NUM_RUNGS * (tokens.size + 1) > heads.size * 3 // 4:
+    if counters[_USED] + 2 * NUM_LEVELS * (tokens.size + 1) > hash_table.size * 3 // 4:
         return -1
-    feed(book, heads, meta, tokens)
-    return recall_own(book, meta, tail, sightings, depth, most)
+    append_tokens(token_table, hash_table, counters, tokens)
+    return look_up_own(token_table, counters, tail, matches, depth, max_matches)
 
 
 @compiled
-def recall_own(book: Ints, meta: IntArray, tail: Ints, sightings: Ints, depth: int, most: int) -> int:
-    """Note where the text's own last context was seen before, and the text's most frequent tokens.
+def look_up_own(
+    token_table: Ints, counters: IntArray, tail: Ints, matches: Ints, depth: int, max_matches: int
+) -> int:
+    """Write matches of the text's own last context, then its most frequent tokens.
 
-    Also writes the last tokens, newest first, into `tail`, for asking elsewhere. Returns how many sightings
-    were noted. Where a sighting runs into the end of the text it is read on from its own beginning, as a
-    text does that repeats itself.
+    Also writes the last tokens, newest first, into `tail`, for lookups elsewhere. Returns the number of rows
+    written. A continuation that reaches the end of the text restarts at its own first token, as in text
+    that repeats itself.
     """
-    text = book[_TEXT]
-    length = meta[_LENGTH]
-    for i in range(LONGEST):
+    text = token_table[_TEXT_ROW]
+    length = counters[_LENGTH]
+    for i in range(MAX_MATCH):
         tail[i] = text[length - 1 - i] if i < length else BREAK - 1
     if not length:
         return 0
-    starts = np.empty(NUM_RUNGS, dtype=np.int32)
-    for rung in range(NUM_RUNGS):
-        starts[rung] = book[rung, length - 1]
-    num = _walk(book, starts, tail, sightings[:most])
-    top = meta[_FREQUENT:]
-    for i in range(meta[_NUM_FREQUENT]):
-        if top[2 * i] > 1 and num < sightings.shape[0]:
-            sightings[num, MATCH], sightings[num, COUNT] = 0, top[2 * i]
-            sightings[num, PLACE] = top[2 * i + 1] - 1
+    latest = np.empty(NUM_LEVELS, dtype=np.int32)
+    for level in range(NUM_LEVELS):
+        latest[level] = token_table[level, length - 1]
+    num = _collect_matches(token_table, latest, tail, matches[:max_matches])
+    frequent = counters[_FREQUENT:]
+    for i in range(counters[_NUM_FREQUENT]):
+        if frequent[2 * i] > 1 and num < matches.shape[0]:
+            matches[num, MATCH_LENGTH], matches[num, COUNT] = 0, frequent[2 * i]
+            matches[num, POSITION] = frequent[2 * i + 1] - 1
             num += 1
     for row in range(num):
-        sightings[row, SOURCE] = OWN
-        begin = place = int(sightings[row, PLACE]) + 1
+        matches[row, SOURCE] = OWN
+        start = cursor = int(matches[row, POSITION]) + 1
         for i in range(depth):
-            sightings[row, AHEAD + i] = text[place]
-            place = place + 1 if place + 1 < length else begin
+            matches[row, CONTINUATION + i] = text[cursor]
+            cursor = cursor + 1 if cursor + 1 < length else start
     return num
 
 
 @compiled
-def recall(book: Ints, heads: Words, meta: IntArray, tail: Ints, sightings: Ints, depth: int) -> int:
-    """Note where a context from elsewhere was seen in this text, and return how many sightings that gave."""
-    text = book[_TEXT]
-    starts = np.full(NUM_RUNGS, NOWHERE, dtype=np.int32)
-    key, taken = np.uint64(meta[_SEED]), 0
-    for rung in range(NUM_RUNGS):
-        while taken < 1 << rung:
-            key = fold(key, tail[taken])
-            taken += 1
-        starts[rung] = _find(text, heads, key, rung, tail)
-        if starts[rung] == NOWHERE:
+def look_up(
+    token_table: Ints, hash_table: UInt64Array, counters: IntArray, tail: Ints, matches: Ints, depth: int
+) -> int:
+    """Write matches of another text's context in this text; returns their number."""
+    text = token_table[_TEXT_ROW]
+    latest = np.full(NUM_LEVELS, NO_POSITION, dtype=np.int32)
+    key, num_hashed = np.uint64(counters[_SEED]), 0
+    for level in range(NUM_LEVELS):
+        while num_hashed < 1 << level:
+            key = extend_hash(key, tail[num_hashed])
+            num_hashed += 1
+        latest[level] = _find_latest(text, hash_table, key, level, tail)
+        if latest[level] == NO_POSITION:
             break
-    num = _walk(book, starts, tail, sightings)
+    num = _collect_matches(token_table, latest, tail, matches)
     for row in range(num):
-        begin = int(sightings[row, PLACE]) + 1
-        over = False
+        start = int(matches[row, POSITION]) + 1
+        ended = False
         for i in range(depth):
-            over = over or begin + i >= meta[_LENGTH] or text[begin + i] == BREAK
-            sightings[row, AHEAD + i] = BREAK if over else text[begin + i]
+            ended = ended or start + i >= counters[_LENGTH] or text[start + i] == BREAK
+            matches[row, CONTINUATION + i] = BREAK if ended else text[start + i]
     return num
 
 
 @compiled
-def _walk(book: Ints, starts: Ints, tail: Ints, sightings: Ints) -> int:
-    """Follow the chains from the highest rung down, newest first, and note each sighting once.
+def _collect_matches(token_table: Ints, latest: Ints, tail: Ints, matches: Ints) -> int:
+    """Follow the linked lists from the highest level down, newest first, and write each match once.
 
-    A sighting that is longer than its rung belongs to a rung above and was met there, if anything was.
+    A match longer than its level belongs to a higher level, and was written there if that level has any.
     """
-    text = book[_TEXT]
-    num, above = 0, False
-    for rung in range(NUM_RUNGS - 1, -1, -1):
-        there = starts[rung]
-        for _ in range(MOST_WALKED):
-            if there == NOWHERE or num == sightings.shape[0]:
+    text = token_table[_TEXT_ROW]
+    num, found_longer = 0, False
+    for level in range(NUM_LEVELS - 1, -1, -1):
+        previous = latest[level]
+        for _ in range(MAX_WALK):
+            if previous == NO_POSITION or num == matches.shape[0]:
                 break
-            match = _match(text, there, tail)
-            if match and not (above and match >= 2 << rung):
-                sightings[num, MATCH], sightings[num, COUNT], sightings[num, PLACE] = match, 1, there
+            match = _match_length(text, previous, tail)
+            if match and not (found_longer and match >= 2 << level):
+                matches[num, MATCH_LENGTH], matches[num, COUNT], matches[num, POSITION] = match, 1, previous
                 num += 1
-            there = book[rung, there]
-        above = above or starts[rung] != NOWHERE
+            previous = token_table[level, previous]
+        found_longer = found_longer or latest[level] != NO_POSITION
     return num

@@ -1,7 +1,7 @@
-"""Building a corpus file from token ids: the sorted places, and what helps to search them.
+"""Building corpus files: the sorted positions and the tables that speed up their search.
 
-The suffix array comes from libdivsufsort, which sorts bytes: token ids go in as the bytes of the narrowest
-type that tells the ones in use apart.
+libdivsufsort computes the suffix array. It sorts bytes, so token ids are passed as the narrowest type that
+distinguishes the ids in use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.core.jit import compiled
-from forerun.drafters.corpus import GUIDED, STRIDE, Bytes, Places, Text, pack_header, shared, token_at
-from forerun.drafters.matches import BREAK, LONGEST, Ints
+from forerun.drafters.corpus import (
+    GUIDE_TOKENS,
+    STRIDE,
+    ByteArray,
+    PositionArray,
+    TokenArray,
+    pack_header,
+    shared_context,
+    token_at,
+)
+from forerun.drafters.matches import BREAK, MAX_MATCH, Ints
 from forerun.errors import InvalidCorpus, MissingExtra
 
 _PAGE = 4096
-_MOST_TOKENS = 2**31 - 2
+_MAX_TOKENS = 2**31 - 2
 
 
 def build(
@@ -34,23 +43,23 @@ def build(
     tokenizer: str,
     progress: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Write a corpus of these documents and return how many tokens it has, the marks behind each included.
+    """Write a corpus of these documents; returns its number of tokens, separators included.
 
-    The file appears under its name only when it is whole.
+    The file is written atomically.
     """
-    with _becoming(file) as opened:
-        text = _join(documents)
+    with _atomic_file(file) as opened:
+        text = _concatenate(documents)
         progress("sorting contexts")
-        places = sort_places(text)
+        positions = sort_positions(text)
         progress("comparing neighbours")
         common = np.empty(len(text), dtype=np.uint8)
-        _fill_common(text, places, common)
-        guide = np.zeros((-(-len(text) // STRIDE), GUIDED), dtype=text.dtype)
-        _fill_guide(text, places, guide)
+        _fill_common(text, positions, common)
+        guide = np.zeros((-(-len(text) // STRIDE), GUIDE_TOKENS), dtype=text.dtype)
+        _fill_guide(text, positions, guide)
         progress("writing")
         sections = {
             "text": text,
-            "places": places,
+            "places": positions,
             "common": common,
             "guide": guide,
             "outline": guide[::STRIDE].copy(),
@@ -60,8 +69,8 @@ def build(
 
 
 @contextmanager
-def _becoming(file: Path) -> Iterator[BinaryIO]:
-    """A file under another name, beside it; it takes the place of the file if all goes well."""
+def _atomic_file(file: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `file` that replaces it on success."""
     try:
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".part")
     except OSError as error:
@@ -78,76 +87,81 @@ def _becoming(file: Path) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-def _join(documents: Iterable[npt.NDArray[np.integer[Any]]]) -> Text:
-    """One text in the narrowest type that holds it, every token one higher, 0 behind every document."""
-    parts: list[Text] = []
-    top = 0
+def _concatenate(documents: Iterable[npt.NDArray[np.integer[Any]]]) -> TokenArray:
+    """Concatenate documents in the narrowest dtype: ids plus one, and 0 after each document."""
+    parts: list[TokenArray] = []
+    max_id = 0
     for document in documents:
         if len(document):
-            if document.min() < 0 or document.max() >= _MOST_TOKENS:
+            if document.min() < 0 or document.max() >= _MAX_TOKENS:
                 raise InvalidCorpus(
-                    f"token ids run from {document.min()} to {document.max()}: they start at 0"
+                    f"token ids range from {document.min()} to {document.max()};"
+                    f" expected 0 to {_MAX_TOKENS - 1}"
                 )
             last = int(document.max()) + 1
-            kind = np.uint16 if last < 2**16 else np.uint32
-            parts.append(np.append(document.astype(np.int64) + 1, 0).astype(kind))
-            top = max(top, last)
+            dtype = np.uint16 if last < 2**16 else np.uint32
+            parts.append(np.append(document.astype(np.int64) + 1, 0).astype(dtype))
+            max_id = max(max_id, last)
     num = sum(len(part) for part in parts)
     if not num:
-        raise InvalidCorpus("there is no text to build a corpus of: every file is empty")
-    if num > _MOST_TOKENS:
-        raise InvalidCorpus(f"{num:,} tokens are more than a corpus holds ({_MOST_TOKENS:,}): build several")
-    return np.concatenate(parts, dtype=np.uint16 if top < 2**16 else np.uint32)
+        raise InvalidCorpus("no text to build a corpus from: every document is empty")
+    if num > _MAX_TOKENS:
+        raise InvalidCorpus(f"{num:,} tokens exceed the limit of a corpus ({_MAX_TOKENS:,}): build several")
+    return np.concatenate(parts, dtype=np.uint16 if max_id < 2**16 else np.uint32)
 
 
-def sort_places(text: Text) -> Places:
-    """All places of a text in the order of their contexts, read backwards."""
+def sort_positions(text: TokenArray) -> PositionArray:
+    """All positions of a text, sorted by their contexts read backwards."""
     try:
         from pydivsufsort import divsufsort  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtra("pydivsufsort", "corpus") from error
     used = np.bincount(text) > 0
-    kind = np.uint16 if used.sum() <= 2**16 else np.uint32
-    ranks = (np.cumsum(used) - 1).astype(kind)
+    dtype = np.uint16 if used.sum() <= 2**16 else np.uint32
+    ranks = (np.cumsum(used) - 1).astype(dtype)
     order: npt.NDArray[np.signedinteger[Any]] = divsufsort(np.ascontiguousarray(ranks[text][::-1]))
     return (len(text) - 1 - order).astype(np.uint32)
 
 
 @compiled
-def _fill_common(text: Text, places: Places, common: Bytes) -> None:
-    """How much context every place has in common with the one before it in the order."""
-    tail = np.empty(LONGEST, dtype=np.int32)
+def _fill_common(text: TokenArray, positions: PositionArray, common: ByteArray) -> None:
+    """Fill in the context that each position shares with its predecessor in sorted order."""
+    tail = np.empty(MAX_MATCH, dtype=np.int32)
     common[0] = 0
-    for i in range(1, places.size):
-        _copy_context(text, places[i], tail)
-        common[i] = shared(text, places[i - 1], tail)
+    for i in range(1, positions.size):
+        _copy_context(text, positions[i], tail)
+        common[i] = shared_context(text, positions[i - 1], tail)
 
 
 @compiled
-def _fill_guide(text: Text, places: Places, guide: Text) -> None:
-    """The nearest context of every so many places."""
+def _fill_guide(text: TokenArray, positions: PositionArray, guide: TokenArray) -> None:
+    """Fill in the nearest context of every STRIDE-th position."""
     for row in range(guide.shape[0]):
-        place = int(places[row * STRIDE])
-        for i in range(min(GUIDED, place + 1)):
-            guide[row, i] = text[place - i]
+        position = int(positions[row * STRIDE])
+        for i in range(min(GUIDE_TOKENS, position + 1)):
+            guide[row, i] = text[position - i]
 
 
 @compiled
-def _copy_context(text: Text, place: int, tail: Ints) -> None:
-    """The tokens at and before a place, and below any token where the text begins."""
+def _copy_context(text: TokenArray, position: int, tail: Ints) -> None:
+    """Copy the tokens at and before a position; positions before the text get a value below any token."""
     for i in range(tail.size):
-        tail[i] = token_at(text, place - i) if i <= place else BREAK - 1
+        tail[i] = token_at(text, position - i) if i <= position else BREAK - 1
 
 
-def _write(opened: BinaryIO, sections: dict[str, npt.NDArray[Any]], facts: dict[str, Any]) -> None:
-    """Lay the sections out on pages and write everything."""
+def _write(opened: BinaryIO, sections: dict[str, npt.NDArray[Any]], metadata: dict[str, Any]) -> None:
+    """Align sections to pages and write the file."""
     offset = 0
     layout: dict[str, dict[str, Any]] = {}
     for name, section in sections.items():
-        facts_of = {"dtype": section.dtype.str, "count": section.size, "checksum": zlib.crc32(section.data)}
-        layout[name] = {**facts_of, "offset": offset}
+        section_header = {
+            "dtype": section.dtype.str,
+            "count": section.size,
+            "checksum": zlib.crc32(section.data),
+        }
+        layout[name] = {**section_header, "offset": offset}
         offset += -(-section.nbytes // _PAGE) * _PAGE
-    header = {**facts, "sections": layout, "start": 0, "size": 0}
+    header = {**metadata, "sections": layout, "start": 0, "size": 0}
     start = -(-(len(json.dumps(header)) + 256) // _PAGE) * _PAGE
     opened.write(pack_header({**header, "start": start, "size": start + offset}))
     for name, section in sections.items():

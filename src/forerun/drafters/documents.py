@@ -1,7 +1,7 @@
-"""Files of text as token ids: what a corpus is built of.
+"""Text files as token ids, the input of corpora.
 
-A file is one document; of a .jsonl file every line is one, its text under the key `text`. Tokenizers are
-read with the package `tokenizers` (the extra `corpus`).
+A file is one document. In a .jsonl file every line is one document, its text under the key `text`. Tokenizers
+are read with the package `tokenizers` (the extra `corpus`).
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from forerun.errors import ConfigurationError, InvalidCorpus, MissingExtra
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_PIECE = 1 << 16
-"""Text goes to the tokenizer in pieces of about so many characters, cut at the ends of lines."""
+_CHUNK_CHARS = 1 << 16
+"""Approximate number of characters per call of the tokenizer; chunks end at line ends."""
 
-_AT_A_TIME = 32
+_BATCH_SIZE = 32
 _VERSION_CONTROL = frozenset(["CVS", "_darcs"])
-"""Directories of version control whose names do not begin with a dot."""
+"""Version-control directories whose names have no leading dot."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """Files to build a corpus of, and those that were skipped because they are not UTF-8 text."""
+    """Files to build a corpus from, and files skipped because they are not UTF-8 text."""
 
     files: list[Path] = field(default_factory=list)
     skipped: list[Path] = field(default_factory=list)
 
 
 def find_text_files(paths: Iterable[Path]) -> TextFiles:
-    """The text files among `paths`, and below those that are directories in the order of their paths.
+    """The text files among `paths`, and below directories sorted by path.
 
-    Below a directory, hidden files, directories of version control and empty files are left out. An empty
-    file that is named itself is an error, and so is an input without any text.
+    Below a directory, hidden files, version-control directories and empty files are skipped. An empty file
+    named in `paths` is an error, and so is an input without any text.
     """
     given = list(paths)
     found = TextFiles()
@@ -55,22 +55,22 @@ def find_text_files(paths: Iterable[Path]) -> TextFiles:
             elif data.strip():
                 found.files.append(file)
             elif file == path:
-                raise InvalidCorpus(f"{file} is empty: leave it out, or give a file with text")
+                raise InvalidCorpus(f"{file} is empty: omit it, or pass a file with text")
     if not found.files:
-        names = shortened(found.skipped or given)
+        names = list_names(found.skipped or given)
         reason = "not UTF-8 text" if found.skipped else "no text files"
-        raise InvalidCorpus(f"nothing to build a corpus of ({reason}): {names}; give UTF-8 text files")
+        raise InvalidCorpus(f"no text to build a corpus from ({reason}): {names}; pass UTF-8 text files")
     return found
 
 
-def shortened(files: Sequence[Path], most: int = 10) -> str:
-    """The names of files in a message, or the first of them."""
-    more = f" and {len(files) - most} more" if len(files) > most else ""
-    return ", ".join(map(str, files[:most])) + more
+def list_names(files: Sequence[Path], max_names: int = 10) -> str:
+    """File names for a message, at most `max_names` of them."""
+    more = f" and {len(files) - max_names} more" if len(files) > max_names else ""
+    return ", ".join(map(str, files[:max_names])) + more
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """The files below a directory, sorted by path."""
+    """Files below a directory, sorted by path."""
     found = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _VERSION_CONTROL]
@@ -86,7 +86,7 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether this is UTF-8 without NUL bytes."""
+    """Whether the bytes are UTF-8 without NUL."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -95,7 +95,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """The tokenizer of a model: its directory, its tokenizer.json, or its name on a hub."""
+    """The tokenizer of a model, given its directory, its tokenizer.json, or its name on the hub."""
     try:
         from tokenizers import Tokenizer  # noqa: PLC0415
     except ImportError as error:
@@ -106,7 +106,7 @@ def load_tokenizer(model: str) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(file)) if file.exists() else Tokenizer.from_pretrained(model)
     except Exception as error:
         raise ConfigurationError(
-            f"cannot load a tokenizer from {model}: give the model's directory, which holds a tokenizer.json"
+            f"cannot load a tokenizer from {model}: pass the model's directory, which holds a tokenizer.json"
             f" ({error})"
         ) from error
     tokenizer.no_truncation()
@@ -115,31 +115,31 @@ def load_tokenizer(model: str) -> Tokenizer:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> str:
-    """The fingerprint of a tokenizer's table, added tokens included."""
+    """Fingerprint of a tokenizer's vocabulary, added tokens included."""
     return fingerprint(tokenizer.get_vocab(with_added_tokens=True))
 
 
 def read_documents(
     files: Sequence[Path], tokenizer: Tokenizer, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Ints]:
-    """The documents of some files in order; reports how many bytes of text were read so far."""
+    """Documents of the files in order; `progress` gets the number of bytes tokenized so far."""
     done = 0
     for file in files:
         for document in _documents(file):
             ids: list[int] = []
-            for pieces in _batches(_pieces(document)):
-                for encoding in tokenizer.encode_batch(pieces, add_special_tokens=False):
+            for chunks in _batches(_chunks(document)):
+                for encoding in tokenizer.encode_batch(chunks, add_special_tokens=False):
                     ids += encoding.ids
-                done += sum(len(piece.encode()) for piece in pieces)
+                done += sum(len(chunk.encode()) for chunk in chunks)
                 progress(done)
             yield np.array(ids, dtype=np.int32)
 
 
 def _documents(file: Path) -> Iterator[str]:
-    """The texts of one file, none of them empty."""
+    """Non-empty texts of one file."""
     data = _read_bytes(file)
     if not _is_text(data):
-        raise InvalidCorpus(f"{file} is not UTF-8 text: convert it, or leave it out")
+        raise InvalidCorpus(f"{file} is not UTF-8 text: convert or omit it")
     text = data.decode()
     if file.suffix != ".jsonl":
         yield text
@@ -154,33 +154,33 @@ def _documents(file: Path) -> Iterator[str]:
             empty = False
             yield document
     if empty:
-        raise InvalidCorpus(f"{file} is empty: every `text` is empty; leave it out, or give a file with text")
+        raise InvalidCorpus(f"{file} is empty: every `text` is empty; omit it, or pass a file with text")
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a .jsonl file that are not blank, numbered from 1. Only a line feed ends one."""
+    """Non-blank lines of a .jsonl file, numbered from 1. Only a line feed ends a line."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line
 
 
-def asked_in(row: dict[str, Any]) -> Any:
-    """What a line of a file of prompts asks: its `prompt`, the first of its `turns`, or its `text`."""
+def prompt_of(row: dict[str, Any]) -> Any:
+    """Prompt in a row of a prompt file: its `prompt`, the first of its `turns`, or its `text`."""
     if "prompt" in row:
         return row["prompt"]
     return row["turns"][0] if "turns" in row else row["text"]
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """A text cut at the ends of lines; a line longer than a piece stays whole."""
+def _chunks(text: str) -> Iterator[str]:
+    """Split a text at line ends; a line longer than a chunk stays whole."""
     start = 0
     while start < len(text):
-        end = text.find("\n", start + _PIECE) + 1 or len(text)
+        end = text.find("\n", start + _CHUNK_CHARS) + 1 or len(text)
         yield text[start:end]
         start = end
 
 
-def _batches(pieces: Iterable[str]) -> Iterator[list[str]]:
-    iterator = iter(pieces)
-    while batch := list(islice(iterator, _AT_A_TIME)):
+def _batches(chunks: Iterable[str]) -> Iterator[list[str]]:
+    iterator = iter(chunks)
+    while batch := list(islice(iterator, _BATCH_SIZE)):
         yield batch

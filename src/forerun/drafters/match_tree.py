@@ -1,13 +1,13 @@
-"""A token tree grown from sightings, most likely nodes first.
+"""Draft trees grown from matches, most likely nodes first.
 
-Every sighting votes for the token that followed it, with a weight that grows with the length of its match;
-one vote, and a share of one for each candidate, stays with what was never seen. A node's chance is its part
-of the votes, its survival the product of chances from the root, and the tree takes the node with the best
-survival until the budget is spent. Below a node only the sightings that agree with it so far have a say, and
-their matches are one token longer.
+Every match votes for the token that followed it, with a weight that grows with the match length. A constant
+number of votes, plus some per candidate, goes to unseen tokens. A node's probability is its share of the
+votes, its survival the product of probabilities from the root. The tree adds the node with the highest
+survival until the budget is used. Below a node, only matches that agree with its path vote, and their match
+length grows by one per level.
 
-The numbers in `weigh` were fitted on replayed transcripts (docs/lab-notes.md). They order the nodes here;
-turning evidence into probabilities that hold is for `control`.
+The constants in `vote_weight` were fitted on replayed transcripts (docs/lab-notes.md). They rank the nodes;
+`control` calibrates the probabilities.
 """
 
 from __future__ import annotations
@@ -18,88 +18,89 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.core.jit import compiled, inlined
-from forerun.drafters.matches import AHEAD, BREAK, COUNT, MATCH, NUM_SOURCES, OWN, SOURCE, Ints
+from forerun.drafters.matches import BREAK, CONTINUATION, COUNT, MATCH_LENGTH, NUM_SOURCES, OWN, SOURCE, Ints
 from forerun.types import ROOT, FloatArray, IntArray
 
 Evidence: TypeAlias = npt.NDArray[np.float32]
 
-EVIDENCE: Final = ("survival", "chance", "match", "count", "total", "sources", "record")
-"""The columns of `Draft.evidence`, the same for every drafter that looks text up.
+EVIDENCE: Final = ("survival", "probability", "match", "count", "total", "sources", "source_acceptance")
+"""Columns of `Draft.evidence`, the same for every lookup drafter.
 
-The estimated survival of the node and its chance given its parent; the longest match behind it; how many
-sightings agree with it, out of how many at its parent; which sources these come from (a bit each, in the
-order of `SOURCES`); and the best record of these sources with this request so far.
+The estimated survival of the node and its probability given its parent; the longest match behind it; the
+number of matches that agree with it, and the number at its parent; the sources of these matches (one bit
+each, in the order of `SOURCES`); and the highest acceptance rate of these sources for this request so far.
 """
-SURVIVAL, CHANCE, MATCHED, AGREE, TOTAL, FROM, RECORD = range(7)
+SURVIVAL, PROBABILITY, MATCHED, AGREE, TOTAL, FROM, SOURCE_ACCEPTANCE = range(7)
 
 TOKENS, PARENTS = 0, 1
-"""The rows of a tree as it is grown."""
+"""Rows of the tree under construction."""
 
-# One row each of `ints`: of the sightings,
+# Rows of `ints`: per match,
 _ORDER, _SPARE, _CHOICE = 0, 1, 2
-# of the candidates below one node,
+# per candidate below one node,
 _TOKEN, _SIZE, _SOURCES, _LONGEST, _END = 3, 4, 5, 6, 7
-# of the nodes that were taken or may be, and their places by survival.
+# per node taken or in the frontier, and the nodes ranked by survival.
 _NODE_TOKEN, _PARENT, _DEPTH, _FIRST, _LAST, _MATCHED, _TOTAL, _FROM, _RANK = 8, 9, 10, 11, 12, 13, 14, 15, 16
-# And of `floats`: of the candidates, of the nodes by rank, of the nodes.
-_VOTES, _SURVIVAL, _CHANCE = 0, 1, 2
+# Rows of `floats`: per candidate, per rank, per node.
+_VOTES, _SURVIVAL, _PROBABILITY = 0, 1, 2
 
-UNSEEN: Final = 1.0
-UNSEEN_EACH: Final = 0.4
-"""Votes that stay with what was never seen: so many, and so many more for every candidate."""
+UNSEEN_VOTES: Final = 1.0
+UNSEEN_VOTES_PER_CANDIDATE: Final = 0.4
+"""Votes for unseen tokens: a constant, and an amount per candidate."""
 
-_BEHIND: Final = 0.7 ** np.arange(11)
-"""What a match is worth that is so many tokens shorter than the longest."""
+_LENGTH_DISCOUNT: Final = 0.7 ** np.arange(11)
+"""Weight of a match by how many tokens it is shorter than the longest."""
 
 
 class Workspace:
-    """Room to grow trees in, used again and again; compiled loops are slowed down by making arrays."""
+    """Reusable arrays for growing trees; allocation would slow the compiled functions down."""
 
     __slots__ = ("floats", "ints")
 
     def __init__(self, width: int) -> None:
         self.ints = np.empty((_RANK + 1, width), dtype=np.int64)
-        self.floats = np.empty((_CHANCE + 1, width), dtype=np.float64)
+        self.floats = np.empty((_PROBABILITY + 1, width), dtype=np.float64)
 
     @property
     def width(self) -> int:
-        """The most nodes, and the most sightings, that there is room for."""
+        """Maximum number of nodes, and of matches."""
         return self.ints.shape[1]
 
 
 @compiled
-def grow(
-    sightings: Ints,
+def grow_tree(
+    matches: Ints,
     num: int,
     chain: bool,
-    record: Evidence,
+    source_acceptance: Evidence,
     nodes: IntArray,
     evidence: Evidence,
     ints: IntArray,
     floats: FloatArray,
 ) -> int:
-    """Write the tokens and parents of the most likely tree, as many as `nodes` has columns; return how many.
+    """Write tokens and parents of the most likely tree, up to the columns of `nodes`; returns the number of
+    nodes.
 
-    Nodes are taken in the order of their survival, so that the first k of them are the best tree of k nodes.
-    A chain keeps only the best child of each node. The ranking lists the nodes taken and behind them the
-    frontier; it is no longer than the budget, and what can no longer be taken falls off its end.
+    Nodes are taken in order of survival, so the first k of them are the best tree of k nodes. A chain keeps
+    only the best child of each node. The ranking lists the nodes taken, then the frontier. It is as long as
+    the budget; nodes ranked beyond it are dropped.
     """
-    limits = (nodes.shape[1], min(nodes.shape[1], sightings.shape[1] - AHEAD))
-    _sort_by_match(sightings, num, ints)
+    limits = (nodes.shape[1], min(nodes.shape[1], matches.shape[1] - CONTINUATION))
+    _sort_by_match(matches, num, ints)
     node, filled = ROOT, 0
     while node + 1 < nodes.shape[1]:
-        filled = _branch(sightings, num, limits, node, filled, chain, ints, floats)
+        filled = _expand(matches, num, limits, node, filled, chain, ints, floats)
         if node + 1 == filled:
             break
         node += 1
     for taken in range(node + 1):
-        _write(taken, record, nodes, evidence, ints, floats)
+        _write(taken, source_acceptance, nodes, evidence, ints, floats)
     return node + 1
 
 
 @inlined
-def _branch(
-    sightings: Ints,
+def _expand(
+    matches: Ints,
     num: int,
     limits: tuple[int, int],
     node: int,
@@ -108,75 +109,84 @@ def _branch(
     ints: IntArray,
     floats: FloatArray,
 ) -> int:
-    """Rank the children of a node, within the budget and the depth there is, and return the new length."""
+    """Rank the children of a node within budget and depth; returns the new length of the ranking."""
     budget, depth = limits
-    level, first, last, alive = 0, 0, num, 1.0
+    level, first, last, survival = 0, 0, num, 1.0
     if node != ROOT:
         at = ints[_RANK, node]
         level, first, last = ints[_DEPTH, at], ints[_FIRST, at], ints[_LAST, at]
-        alive = floats[_SURVIVAL, node]
+        survival = floats[_SURVIVAL, node]
     if level == depth:
         return filled
-    found, total = _vote(sightings, first, last, level, ints, floats)
-    best = _part(first, last, found, ints, floats)
+    found, total = _count_votes(matches, first, last, level, ints, floats)
+    best = _group_by_candidate(first, last, found, ints, floats)
     for c in range(found):
         if chain and c != best:
             continue
-        chance = floats[_VOTES, c] / total
-        at, filled = _enter(alive * chance, node + 1, filled, budget, ints, floats)
+        probability = floats[_VOTES, c] / total
+        at, filled = _rank_node(survival * probability, node + 1, filled, budget, ints, floats)
         if at >= 0:
-            floats[_CHANCE, at] = chance
+            floats[_PROBABILITY, at] = probability
             ints[_PARENT, at], ints[_DEPTH, at], ints[_TOTAL, at] = node, level + 1, last - first
-            _adopt(c, at, ints)
+            _make_node(c, at, ints)
     return filled
 
 
 @compiled
 def _write(
-    node: int, record: Evidence, nodes: IntArray, evidence: Evidence, ints: IntArray, floats: FloatArray
+    node: int,
+    source_acceptance: Evidence,
+    nodes: IntArray,
+    evidence: Evidence,
+    ints: IntArray,
+    floats: FloatArray,
 ) -> None:
     """Copy a node and its evidence out of the workspace."""
     at = ints[_RANK, node]
     nodes[TOKENS, node], nodes[PARENTS, node] = ints[_NODE_TOKEN, at], ints[_PARENT, at]
-    evidence[node, SURVIVAL], evidence[node, CHANCE] = floats[_SURVIVAL, node], floats[_CHANCE, at]
+    evidence[node, SURVIVAL], evidence[node, PROBABILITY] = floats[_SURVIVAL, node], floats[_PROBABILITY, at]
     evidence[node, MATCHED], evidence[node, TOTAL] = ints[_MATCHED, at], ints[_TOTAL, at]
     evidence[node, AGREE] = ints[_LAST, at] - ints[_FIRST, at]
-    evidence[node, FROM], evidence[node, RECORD] = ints[_FROM, at], 0.0
+    evidence[node, FROM], evidence[node, SOURCE_ACCEPTANCE] = ints[_FROM, at], 0.0
     for source in range(NUM_SOURCES):
         if ints[_FROM, at] >> source & 1:
-            evidence[node, RECORD] = max(evidence[node, RECORD], record[source])
+            evidence[node, SOURCE_ACCEPTANCE] = max(
+                evidence[node, SOURCE_ACCEPTANCE], source_acceptance[source]
+            )
 
 
 @compiled
-def _sort_by_match(sightings: Ints, num: int, ints: IntArray) -> None:
-    """Order the sightings from the longest match to the shortest, otherwise as they come."""
+def _sort_by_match(matches: Ints, num: int, ints: IntArray) -> None:
+    """Sort matches by length, longest first, stably."""
     for i in range(num):
         at = i
-        while at and sightings[ints[_ORDER, at - 1], MATCH] < sightings[i, MATCH]:
+        while at and matches[ints[_ORDER, at - 1], MATCH_LENGTH] < matches[i, MATCH_LENGTH]:
             ints[_ORDER, at] = ints[_ORDER, at - 1]
             at -= 1
         ints[_ORDER, at] = i
 
 
 @compiled
-def _vote(
-    sightings: Ints, first: int, last: int, level: int, ints: IntArray, floats: FloatArray
+def _count_votes(
+    matches: Ints, first: int, last: int, level: int, ints: IntArray, floats: FloatArray
 ) -> tuple[int, float]:
-    """Count the votes of some sightings for the token at a level.
+    """Count the votes of matches `first` to `last` for the token at a level.
 
-    Returns the number of candidates and the sum of all votes, those for the unseen included.
+    Returns the number of candidates and the sum of all votes, those for unseen tokens included.
     """
-    found, total, heard = 0, UNSEEN, 0
-    longest = sightings[ints[_ORDER, first], MATCH] + level if first < last else 0
+    found, total, voted_sources = 0, UNSEEN_VOTES, 0
+    longest = matches[ints[_ORDER, first], MATCH_LENGTH] + level if first < last else 0
     for i in range(first, last):
         at = ints[_ORDER, i]
-        token, match = sightings[at, AHEAD + level], sightings[at, MATCH] + level
+        token, match = matches[at, CONTINUATION + level], matches[at, MATCH_LENGTH] + level
         ints[_CHOICE, i] = BREAK
         if token == BREAK:
             continue
-        source = 1 << sightings[at, SOURCE]
-        votes = weigh(match, longest, sightings[at, COUNT], sightings[at, SOURCE], heard & source == 0)
-        heard |= source
+        source = 1 << matches[at, SOURCE]
+        votes = vote_weight(
+            match, longest, matches[at, COUNT], matches[at, SOURCE], voted_sources & source == 0
+        )
+        voted_sources |= source
         c = 0
         while c < found and ints[_TOKEN, c] != token:
             c += 1
@@ -189,23 +199,23 @@ def _vote(
         ints[_CHOICE, i] = c
         floats[_VOTES, c] += votes
         total += votes
-    return found, total + UNSEEN_EACH * found
+    return found, total + UNSEEN_VOTES_PER_CANDIDATE * found
 
 
 @compiled
-def weigh(match: int, longest: int, count: int, source: int, first: bool) -> float:
-    """The votes of a sighting: by its share of the text if nothing matches, else by how much does."""
+def vote_weight(match: int, longest: int, count: int, source: int, first: bool) -> float:
+    """Votes of a match: by its length, or by frequency in the text if nothing matches."""
     if match == 0:
         return count / 64.0
-    votes = 0.4 * min(match, 16) * _BEHIND[min(longest - match, 10)]
+    votes = 0.4 * min(match, 16) * _LENGTH_DISCOUNT[min(longest - match, 10)]
     if source != OWN:
         votes *= 0.25
     return float(2.0 * votes if first else votes)
 
 
 @compiled
-def _part(first: int, last: int, found: int, ints: IntArray, floats: FloatArray) -> int:
-    """Bring the sightings of each candidate together, and return the candidate with the most votes."""
+def _group_by_candidate(first: int, last: int, found: int, ints: IntArray, floats: FloatArray) -> int:
+    """Group the matches by candidate; returns the candidate with the most votes."""
     best, end = 0, first
     for c in range(found):
         ints[_END, c] = end
@@ -223,28 +233,30 @@ def _part(first: int, last: int, found: int, ints: IntArray, floats: FloatArray)
 
 
 @compiled
-def _enter(
+def _rank_node(
     survival: float, taken: int, filled: int, budget: int, ints: IntArray, floats: FloatArray
 ) -> tuple[int, int]:
-    """Rank a new node by its survival; returns its place, or -1 if it falls off, and the ranking's length."""
+    """Rank a new node by its survival; returns its slot, or -1 if it is dropped, and the length of the
+    ranking.
+    """
     if filled < budget:
-        place = filled
+        slot = filled
         filled += 1
     elif filled > taken and floats[_SURVIVAL, filled - 1] < survival:
-        place = ints[_RANK, filled - 1]
+        slot = ints[_RANK, filled - 1]
     else:
         return -1, filled
     at = filled - 1
     while at > taken and floats[_SURVIVAL, at - 1] < survival:
         ints[_RANK, at], floats[_SURVIVAL, at] = ints[_RANK, at - 1], floats[_SURVIVAL, at - 1]
         at -= 1
-    ints[_RANK, at], floats[_SURVIVAL, at] = place, survival
-    return place, filled
+    ints[_RANK, at], floats[_SURVIVAL, at] = slot, survival
+    return slot, filled
 
 
 @compiled
-def _adopt(c: int, at: int, ints: IntArray) -> None:
-    """Make a candidate a node."""
+def _make_node(c: int, at: int, ints: IntArray) -> None:
+    """Turn a candidate into a node."""
     ints[_NODE_TOKEN, at], ints[_MATCHED, at], ints[_FROM, at] = (
         ints[_TOKEN, c],
         ints[_LONGEST, c],

@@ -1,9 +1,9 @@
-"""What is known of one place where the current context was seen before: a row of numbers.
+"""A match: one earlier occurrence of the current context, as a row of numbers.
 
-Sightings are gathered from several sources (the request's own text, earlier outputs, corpora) into one
-array, and a tree is grown from all of them. The columns: how many tokens of context match, which source it
-comes from, how often it was counted, where it is in its source, and from `AHEAD` on the tokens that
-followed there, `BREAK` where that text ended.
+Matches from several sources (the request's own text, earlier outputs, corpora) are collected in one array,
+from which a tree is grown. The columns are the length of the match in tokens, its source, its count, its
+position in the source, and from `CONTINUATION` on the tokens that followed it, `BREAK` after the end of that
+text.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 
-MATCH: Final = 0
+MATCH_LENGTH: Final = 0
 SOURCE: Final = 1
 COUNT: Final = 2
-PLACE: Final = 3
-AHEAD: Final = 4
+POSITION: Final = 3
+CONTINUATION: Final = 4
 
 OWN: Final = 0
 SHARED: Final = 1
@@ -28,7 +28,7 @@ SOURCES: Final = ("own", "shared", "corpus")
 NUM_SOURCES: Final = len(SOURCES)
 
 BREAK: Final = -1
-"""Stands between two texts and after the end of one; no token has this number."""
+"""Separates two texts and marks the end of one; no token has this id."""
 
-LONGEST: Final = 32
-"""Matches are measured up to this length: beyond it, more context says nothing new."""
+MAX_MATCH: Final = 32
+"""Maximum match length measured: more context adds no information."""

@@ -1,7 +1,7 @@
-"""The n-gram drafter: which token followed this context most often?
+"""The n-gram drafter: proposes the most frequent continuations.
 
-Counts the request's own tokens and guesses the most frequent continuation of the longest context it knows,
-then the next, and so on: a chain. It needs no model and knows none.
+It counts the request's own tokens and proposes the most frequent continuation of the longest known context,
+then the next, and so on: a chain. It needs no model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from forerun.drafters.match_tree import EVIDENCE, RECORD
+from forerun.drafters.match_tree import EVIDENCE, SOURCE_ACCEPTANCE
 from forerun.drafters.ngram_counts import NgramCounts, predict
 from forerun.errors import ConfigurationError
 from forerun.types import Draft, Proposal, RequestView, Verdict
@@ -21,79 +21,83 @@ _PRIOR: Final = (0.5, 2.0)
 
 
 class NgramDrafter:
-    """Guesses from frequency tables of order 2 to `order` over the last `most_tokens` tokens of a request.
+    """Drafts from frequency tables of order 2 to `order` over the last `max_tokens` tokens of a request.
 
-    With `draw` and a `vocab_size`, guesses are drawn from the counts instead, and each comes with the q it
-    was drawn from; as many are drawn as the budget says, unless a context comes up that nothing followed.
+    With `rng` and a `vocab_size`, draft tokens are sampled from the counts instead, each with its q. The
+    chain is as long as the budget unless it reaches an unknown context.
     """
 
     def __init__(
         self,
         *,
         order: int = 5,
-        most_tokens: int = 1 << 15,
-        draw: np.random.Generator | None = None,
+        max_tokens: int = 1 << 15,
+        rng: np.random.Generator | None = None,
         vocab_size: int | None = None,
     ) -> None:
         if order < 2:
-            raise ConfigurationError(f"order is {order}; a context of one token needs order 2")
-        if most_tokens < 64:
-            raise ConfigurationError(f"most_tokens is {most_tokens}; it must be at least 64")
-        if draw is not None and (vocab_size is None or vocab_size < 1):
-            raise ConfigurationError("drawn guesses come with their q: say its vocab_size")
+            raise ConfigurationError(f"order is {order}; expected at least 2, a context of one token")
+        if max_tokens < 64:
+            raise ConfigurationError(f"max_tokens is {max_tokens}; it must be at least 64")
+        if rng is not None and (vocab_size is None or vocab_size < 1):
+            raise ConfigurationError(
+                f"sampling needs a vocab_size of at least 1, the length of q; got {vocab_size}"
+            )
         self.order = order
-        self.most_tokens = most_tokens
-        self.draw = draw
+        self.max_tokens = max_tokens
+        self.rng = rng
         self.vocab_size = vocab_size or 0
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _NgramState] = {}
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         """One chain per view."""
-        guess = self._choose if self.draw is None else self._draw
+        propose_one = self._choose if self.rng is None else self._sample
         return [
-            guess(self._catch_up(view), budget) if budget > 0 else Draft.chain([])
+            propose_one(self._catch_up(view), budget) if budget > 0 else Draft.chain([])
             for view, budget in zip(views, budgets, strict=True)
         ]
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:  # noqa: A002
-        """Hear whether the next token was guessed."""
+        """Update the acceptance rate of the first draft token."""
         request = self._requests.get(id)
         if request is not None and len(draft):
-            request.tries = min(request.tries + 1, 20)
-            request.record += (bool(verdict.accepted) - request.record) / request.tries
+            request.num_trials = min(request.num_trials + 1, 20)
+            request.acceptance += (bool(verdict.accepted) - request.acceptance) / request.num_trials
 
     def forget(self, id: str) -> None:  # noqa: A002
         """Drop a request."""
         self._requests.pop(id, None)
 
-    def _catch_up(self, view: RequestView) -> _Request:
-        """The request of a view, with all its tokens counted."""
+    def _catch_up(self, view: RequestView) -> _NgramState:
+        """State of a view's request, with all its tokens counted."""
         request = self._requests.get(view.id)
         if request is None or request.known > len(view.tokens):
-            room = len(view.tokens) * 5 // 4 + 256
-            request = self._requests[view.id] = _Request(NgramCounts(self.order, room, self.most_tokens))
+            capacity = len(view.tokens) * 5 // 4 + 256
+            request = self._requests[view.id] = _NgramState(
+                NgramCounts(self.order, capacity, self.max_tokens)
+            )
         new = np.array(view.tokens[request.known :], dtype=np.int32)
         request.counts.extend(new)
         request.known += len(new)
         return request
 
-    def _choose(self, request: _Request, budget: int) -> Draft:
-        """The most frequent continuation, again and again."""
+    def _choose(self, request: _NgramState, budget: int) -> Draft:
+        """The most frequent continuation, repeatedly."""
         counts = request.counts
         tokens = np.empty(budget, dtype=np.int64)
         evidence = np.empty((budget, len(EVIDENCE)), dtype=np.float32)
-        evidence[:, RECORD] = request.record
-        num = predict(counts.tokens, counts.keys, counts.cells, counts.meta, self.order, tokens, evidence)
+        evidence[:, SOURCE_ACCEPTANCE] = request.acceptance
+        num = predict(counts.tokens, counts.keys, counts.cells, counts.counters, self.order, tokens, evidence)
         return Draft.chain(tokens[:num], source=NAME, evidence=evidence[:num])
 
-    def _draw(self, request: _Request, budget: int) -> Draft:
-        """Continuations drawn by their counts.
+    def _sample(self, request: _NgramState, budget: int) -> Draft:
+        """Continuations sampled in proportion to their counts.
 
-        Only an unknown context ends a draft before its budget does, and before anything is drawn there.
+        Only an unknown context ends a draft before its budget, and it does so before sampling there.
         """
         from forerun.core.tensors import torch  # noqa: PLC0415  (only sampled drafts need it)
 
-        assert self.draw is not None
+        assert self.rng is not None
         context = request.counts.text[-self.order :]
         proposals: list[Proposal] = []
         tokens: list[int] = []
@@ -106,7 +110,7 @@ class NgramDrafter:
             q = torch.zeros(self.vocab_size, dtype=torch.float32)
             q[torch.from_numpy(candidates)] = torch.from_numpy((counts / counts.sum()).astype(np.float32))
             token = int(
-                candidates[np.searchsorted(np.cumsum(counts), self.draw.integers(counts.sum()), "right")]
+                candidates[np.searchsorted(np.cumsum(counts), self.rng.integers(counts.sum()), "right")]
             )
             tokens.append(token)
             proposals.append(Proposal(q))
@@ -114,12 +118,12 @@ class NgramDrafter:
         return Draft.chain(tokens, q=proposals, source=NAME)
 
 
-class _Request:
-    """What is kept of one request: its counts, and how well they did."""
+class _NgramState:
+    """State of a request: its counts and their acceptance rate."""
 
-    __slots__ = ("counts", "known", "record", "tries")
+    __slots__ = ("acceptance", "counts", "known", "num_trials")
 
     def __init__(self, counts: NgramCounts) -> None:
         self.counts = counts
         self.known = 0
-        self.record, self.tries = _PRIOR
+        self.acceptance, self.num_trials = _PRIOR

@@ -1,9 +1,9 @@
-"""How often each token followed each context of a text: frequency tables of several orders.
+"""N-gram frequency tables: how often each token followed each context of a text.
 
-One hash table holds two kinds of cells. A context's cell knows its most frequent continuation, how often that
-and any followed, and where the list of its continuations begins; a continuation's cell knows its token, its
-count and where the list goes on. Keys are 64-bit hashes of the tokens, seeded anew in every process, and are
-not checked against the tokens: were two contexts ever to share one, a guess would be worse and nothing else.
+One hash table holds two kinds of cells. A context's cell holds its most frequent continuation, the counts of
+that one and of all, and the head of the list of its continuations. A continuation's cell holds its token, its
+count and the next cell of the list. Keys are 64-bit hashes of the tokens with a random seed per process. They
+are not compared with the tokens: a collision makes draft tokens worse and has no other effect.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.jit import compiled
-from forerun.drafters.context_hash import Words, fold
+from forerun.drafters.context_hash import UInt64Array, extend_hash
 from forerun.drafters.match_tree import (
     AGREE,
-    CHANCE,
     FROM,
     MATCHED,
+    PROBABILITY,
     SURVIVAL,
     TOTAL,
-    UNSEEN,
-    UNSEEN_EACH,
+    UNSEEN_VOTES,
+    UNSEEN_VOTES_PER_CANDIDATE,
     Evidence,
-    weigh,
+    vote_weight,
 )
 from forerun.drafters.matches import Ints
-from forerun.drafters.rebuildable import SEED, Rebuildable, make_table
+from forerun.drafters.rebuildable import SEED, Rebuildable, make_hash_table
 from forerun.types import IntArray
 
-MOST_CANDIDATES = 256
-"""The most continuations of one context that are drawn from."""
+MAX_CANDIDATES = 256
+"""Maximum number of continuations of one context to sample from."""
 
 _BEST, _BEST_COUNT, _TOTAL, _LIST = 0, 1, 2, 3
 _TOKEN, _COUNT, _NEXT = 0, 1, 2
@@ -39,73 +39,83 @@ _ONE = np.uint64(1)
 
 
 class NgramCounts(Rebuildable):
-    """A text, counted. `order` is the length of the longest n-gram: contexts have 1 to `order` - 1 tokens."""
+    """N-gram counts of a text. `order` is the length of the longest n-gram: contexts have 1 to `order` - 1
+    tokens.
+    """
 
-    __slots__ = ("cells", "keys", "meta", "order", "tokens")
+    __slots__ = ("cells", "counters", "keys", "order", "tokens")
 
-    def __init__(self, order: int, room: int, most: int) -> None:
+    def __init__(self, order: int, capacity: int, max_tokens: int) -> None:
         self.order = order
-        super().__init__(room, most)
+        super().__init__(capacity, max_tokens)
 
     @property
     def text(self) -> Ints:
-        """The tokens that are counted, as they lie."""
-        return self.tokens[: self.meta[_LENGTH]]
+        """The counted tokens, without a copy."""
+        return self.tokens[: self.counters[_LENGTH]]
 
     @property
-    def room(self) -> int:
-        """How many tokens there is space for."""
+    def capacity(self) -> int:
+        """Number of tokens that fit."""
         return len(self.tokens)
 
     @property
     def num_slots(self) -> int:
-        """How many cells there are."""
+        """Number of cells."""
         return len(self.keys)
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the tables hold."""
-        return self.tokens.nbytes + self.keys.nbytes + self.cells.nbytes + self.meta.nbytes
+        """Memory of the tables in bytes."""
+        return self.tokens.nbytes + self.keys.nbytes + self.cells.nbytes + self.counters.nbytes
 
-    def _feed(self, tokens: Ints) -> int:
-        return feed(self.tokens, self.keys, self.cells, self.meta, tokens, self.order)
+    def _append(self, tokens: Ints) -> int:
+        return append_tokens(self.tokens, self.keys, self.cells, self.counters, tokens, self.order)
 
-    def _clear(self, room: int, slots: int) -> None:
-        self.tokens: Ints = np.zeros(room, dtype=np.int32)
-        self.keys: Words = make_table(max(slots, 4 * room))
+    def _allocate(self, capacity: int, num_slots: int) -> None:
+        self.tokens: Ints = np.zeros(capacity, dtype=np.int32)
+        self.keys: UInt64Array = make_hash_table(max(num_slots, 4 * capacity))
         self.cells: Ints = np.zeros((len(self.keys), 4), dtype=np.int32)
-        self.meta: IntArray = np.array([0, 0, SEED])
+        self.counters: IntArray = np.array([0, 0, SEED])
 
     def continuations(self, context: Ints) -> tuple[IntArray, IntArray]:
-        """What followed the longest known end of a context and how often, of the last so many newcomers."""
-        tokens, counts = np.empty((2, MOST_CANDIDATES), dtype=np.int64)
+        """Continuations of the longest known suffix of a context and their counts, limited to the
+        `MAX_CANDIDATES` added last.
+        """
+        tokens, counts = np.empty((2, MAX_CANDIDATES), dtype=np.int64)
         tail = np.ascontiguousarray(context[: -self.order : -1])
-        num = enumerate_continuations(self.keys, self.cells, self.meta, tail, tokens, counts)
+        num = enumerate_continuations(self.keys, self.cells, self.counters, tail, tokens, counts)
         return tokens[:num], counts[:num]
 
 
 @compiled
-def feed(text: Ints, keys: Words, cells: Ints, meta: IntArray, tokens: Ints, order: int) -> int:
-    """Append tokens, count them at every order, and return how many of them there was room for."""
-    most_used = keys.size * 3 // 4 - 2 * order
+def append_tokens(
+    text: Ints, keys: UInt64Array, cells: Ints, counters: IntArray, tokens: Ints, order: int
+) -> int:
+    """Append tokens and count them at every order; returns how many fitted."""
+    max_used = keys.size * 3 // 4 - 2 * order
     for i in range(tokens.size):
-        here = meta[_LENGTH]
-        if here == text.size or meta[_USED] > most_used:
+        position = counters[_LENGTH]
+        if position == text.size or counters[_USED] > max_used:
             return i
-        text[here] = tokens[i]
-        meta[_LENGTH] += 1
-        key = np.uint64(meta[_SEED])
-        for length in range(1, min(order - 1, here) + 1):
-            key = fold(key, text[here - length])
-            context = _cell(keys, meta, key ^ _CONTEXT)
-            _count(keys, cells, meta, context, fold(key ^ _CONTINUATION, tokens[i]), tokens[i])
+        text[position] = tokens[i]
+        counters[_LENGTH] += 1
+        key = np.uint64(counters[_SEED])
+        for length in range(1, min(order - 1, position) + 1):
+            key = extend_hash(key, text[position - length])
+            context = _find_or_add_cell(keys, counters, key ^ _CONTEXT)
+            _count_continuation(
+                keys, cells, counters, context, extend_hash(key ^ _CONTINUATION, tokens[i]), tokens[i]
+            )
     return tokens.size
 
 
 @compiled
-def _count(keys: Words, cells: Ints, meta: IntArray, context: int, key: np.uint64, token: int) -> None:
-    """Count one continuation of a context; of the most frequent ones the most recent is the best."""
-    at = _cell(keys, meta, key)
+def _count_continuation(
+    keys: UInt64Array, cells: Ints, counters: IntArray, context: int, key: np.uint64, token: int
+) -> None:
+    """Count one continuation of a context; the most recent of equally frequent ones becomes the best."""
+    at = _find_or_add_cell(keys, counters, key)
     if cells[at, _COUNT] == 0:
         cells[at, _TOKEN], cells[at, _NEXT] = token, cells[context, _LIST]
         cells[context, _LIST] = at + 1
@@ -116,18 +126,18 @@ def _count(keys: Words, cells: Ints, meta: IntArray, context: int, key: np.uint6
 
 
 @compiled
-def _cell(keys: Words, meta: IntArray, key: np.uint64) -> int:
-    """The cell of a key; a new one is all zeros."""
-    at = _find(keys, key)
+def _find_or_add_cell(keys: UInt64Array, counters: IntArray, key: np.uint64) -> int:
+    """Cell of a key; a new cell is all zeros."""
+    at = _find_slot(keys, key)
     if keys[at] != key:
         keys[at] = key
-        meta[_USED] += 1
+        counters[_USED] += 1
     return at
 
 
 @compiled
-def _find(keys: Words, key: np.uint64) -> int:
-    """Where a key is, or where it would be."""
+def _find_slot(keys: UInt64Array, key: np.uint64) -> int:
+    """Slot of a key, or the free slot where it belongs."""
     mask = np.uint64(keys.size - 1)
     slot = key & mask
     while keys[slot] and keys[slot] != key:
@@ -136,15 +146,15 @@ def _find(keys: Words, key: np.uint64) -> int:
 
 
 @compiled
-def _longest(keys: Words, meta: IntArray, tail: Ints, num: int) -> tuple[int, int]:
-    """The length and the cell of the longest known context, of a tail that is given newest first.
+def _longest_context(keys: UInt64Array, counters: IntArray, tail: Ints, num: int) -> tuple[int, int]:
+    """Length and cell of the longest known context of a tail, newest token first.
 
-    A context is only known if its shorter ones are, so the search goes up and stops at the first unknown.
+    A context is known only if its shorter suffixes are, so the search stops at the first unknown length.
     """
-    key, cell = np.uint64(meta[_SEED]), 0
+    key, cell = np.uint64(counters[_SEED]), 0
     for length in range(1, num + 1):
-        key = fold(key, tail[length - 1])
-        at = _find(keys, key ^ _CONTEXT)
+        key = extend_hash(key, tail[length - 1])
+        at = _find_slot(keys, key ^ _CONTEXT)
         if keys[at] != key ^ _CONTEXT:
             return length - 1, cell
         cell = at
@@ -153,27 +163,33 @@ def _longest(keys: Words, meta: IntArray, tail: Ints, num: int) -> tuple[int, in
 
 @compiled
 def predict(
-    text: Ints, keys: Words, cells: Ints, meta: IntArray, order: int, tokens: IntArray, evidence: Evidence
+    text: Ints,
+    keys: UInt64Array,
+    cells: Ints,
+    counters: IntArray,
+    order: int,
+    tokens: IntArray,
+    evidence: Evidence,
 ) -> int:
-    """Guess the most frequent continuation of the longest known context, then the next, and so on.
+    """Write the most frequent continuation of the longest known context, then the next, and so on.
 
-    Writes as many guesses as there is room for and returns how many there were.
+    Returns the number of draft tokens, at most the length of `tokens`.
     """
-    num = min(order - 1, meta[_LENGTH])
+    num = min(order - 1, counters[_LENGTH])
     tail = np.empty(order, dtype=np.int32)
     for i in range(num):
-        tail[i] = text[meta[_LENGTH] - 1 - i]
+        tail[i] = text[counters[_LENGTH] - 1 - i]
     survival = 1.0
     for row in range(tokens.size):
-        length, cell = _longest(keys, meta, tail, num)
+        length, cell = _longest_context(keys, counters, tail, num)
         if not length:
             return row
         tokens[row] = cells[cell, _BEST]
-        votes = weigh(length, length, 1, 0, False)
+        votes = vote_weight(length, length, 1, 0, False)
         count, total = cells[cell, _BEST_COUNT], cells[cell, _TOTAL]
-        chance = votes * count / (UNSEEN + UNSEEN_EACH + votes * total)
-        survival *= chance
-        evidence[row, SURVIVAL], evidence[row, CHANCE] = survival, chance
+        probability = votes * count / (UNSEEN_VOTES + UNSEEN_VOTES_PER_CANDIDATE + votes * total)
+        survival *= probability
+        evidence[row, SURVIVAL], evidence[row, PROBABILITY] = survival, probability
         evidence[row, MATCHED], evidence[row, AGREE], evidence[row, TOTAL] = length, count, total
         evidence[row, FROM] = 1
         for i in range(order - 1, 0, -1):
@@ -185,10 +201,10 @@ def predict(
 
 @compiled
 def enumerate_continuations(
-    keys: Words, cells: Ints, meta: IntArray, tail: Ints, tokens: IntArray, counts: IntArray
+    keys: UInt64Array, cells: Ints, counters: IntArray, tail: Ints, tokens: IntArray, counts: IntArray
 ) -> int:
-    """List what followed the longest known end of a context, newest first; returns how many tokens."""
-    length, cell = _longest(keys, meta, tail, tail.size)
+    """List the continuations of the longest known suffix of a context, newest first; returns their number."""
+    length, cell = _longest_context(keys, counters, tail, tail.size)
     if not length:
         return 0
     at, num = cells[cell, _LIST], 0

@@ -1,8 +1,8 @@
-"""Outputs of earlier requests, kept apart by salt.
+"""Outputs of earlier requests, isolated by salt.
 
-What one request was told may be guessed to another only where both carry the same salt: a guess that is
-accepted quickly tells something about somebody else's text. Every salt has indexes of its own; nothing here
-can look into another's.
+Output of one request may be proposed to another only if both have the same salt, because accepted draft
+tokens shorten latency and so leak information about the other text. Every salt has its own indexes, and no
+lookup crosses them.
 """
 
 from __future__ import annotations
@@ -14,59 +14,61 @@ import numpy as np
 from forerun.drafters.context_index import ContextIndex
 from forerun.drafters.matches import BREAK, Ints
 
-_LEAST = 64
+_MIN_TOKENS_PER_SALT = 64
 _END = np.array([BREAK], dtype=np.int32)
 
 
 class OutputStore:
     """At most `capacity` tokens of earlier outputs, over all salts.
 
-    Each salt has a younger and an older half. A full younger half becomes the older one, which is dropped
-    whole: forgetting costs nothing. Where many salts share the room, the one asked for longest ago goes
-    first; a salt takes the room of `_LEAST` tokens even if it has said less.
+    Each salt has a young and an old generation. A full young generation replaces the old one, which is
+    dropped as a whole, so eviction takes constant time. When the store is full, the least recently used salt
+    is evicted first. A salt counts as at least `_MIN_TOKENS_PER_SALT` tokens.
     """
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.capacity = capacity
-        self._halves: OrderedDict[str | None, list[ContextIndex]] = OrderedDict()
+        self._generations: OrderedDict[str | None, list[ContextIndex]] = OrderedDict()
         self._num_tokens = 0
 
     def __len__(self) -> int:
-        """How many tokens are kept, the marks between outputs included."""
+        """Number of stored tokens, separators included."""
         return self._num_tokens
 
     def indexes(self, salt: str | None) -> list[ContextIndex]:
-        """The indexes of one salt, the younger first; of no other."""
-        halves = self._halves.get(salt)
-        if halves is None:
+        """Indexes of this salt only, young generation first."""
+        generations = self._generations.get(salt)
+        if generations is None:
             return []
-        self._halves.move_to_end(salt)
-        return halves
+        self._generations.move_to_end(salt)
+        return generations
 
     def add(self, salt: str | None, output: Ints) -> None:
-        """Keep an output, or as much of its end as half the capacity holds."""
+        """Store an output, or as many of its last tokens as half the capacity holds."""
         if not len(output):
             return
         half = self.capacity // 2
         output = output[-(half - 1) :]
-        halves = self._halves.setdefault(salt, [])
-        self._halves.move_to_end(salt)
-        if not halves or len(halves[0]) + len(output) + 1 > half:
-            halves.insert(0, ContextIndex(room=len(output) + 1, most=half))
-            self._drop(halves[2:])
-            del halves[2:]
-        halves[0].extend(np.concatenate([output, _END]))
+        generations = self._generations.setdefault(salt, [])
+        self._generations.move_to_end(salt)
+        if not generations or len(generations[0]) + len(output) + 1 > half:
+            generations.insert(0, ContextIndex(capacity=len(output) + 1, max_tokens=half))
+            self._subtract_tokens(generations[2:])
+            del generations[2:]
+        generations[0].extend(np.concatenate([output, _END]))
         self._num_tokens += len(output) + 1
-        while self._num_tokens > self.capacity or len(self._halves) > max(1, self.capacity // _LEAST):
-            self._make_room()
+        while self._num_tokens > self.capacity or len(self._generations) > max(
+            1, self.capacity // _MIN_TOKENS_PER_SALT
+        ):
+            self._evict()
 
-    def _make_room(self) -> None:
-        """Drop the older half of the salt asked for longest ago."""
-        salt = next(iter(self._halves))
-        halves = self._halves[salt]
-        self._drop([halves.pop()])
-        if not halves:
-            del self._halves[salt]
+    def _evict(self) -> None:
+        """Drop the old generation of the least recently used salt."""
+        salt = next(iter(self._generations))
+        generations = self._generations[salt]
+        self._subtract_tokens([generations.pop()])
+        if not generations:
+            del self._generations[salt]
 
-    def _drop(self, indexes: list[ContextIndex]) -> None:
+    def _subtract_tokens(self, indexes: list[ContextIndex]) -> None:
         self._num_tokens -= sum(len(index) for index in indexes)

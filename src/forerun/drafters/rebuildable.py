@@ -1,7 +1,7 @@
-"""Text that grows, and tables over it that are made anew when they are full.
+"""A growing text with tables that are rebuilt when they are full.
 
-What a table needs is said by whoever has one: `_feed` appends as many tokens as there is room for, `_clear`
-makes empty tables. At its bound a text forgets its older half.
+Subclasses define the tables: `_append` appends tokens until capacity runs out, `_allocate` creates empty
+tables. At its bound, a text drops its older half.
 """
 
 from __future__ import annotations
@@ -15,67 +15,67 @@ import numpy as np
 from forerun.drafters.matches import Ints
 
 SEED: Final = np.int64(secrets.randbits(63))
-"""Where hashing starts, another one in every process: nobody can make up a text that hashes badly."""
+"""Hash seed, random per process, so that no text can be crafted to cause collisions."""
 
 
 class Rebuildable(ABC):
-    """At most `most` tokens of a text, with tables over them."""
+    """At most `max_tokens` tokens of a text, with tables over them."""
 
-    __slots__ = ("most",)
+    __slots__ = ("max_tokens",)
 
-    def __init__(self, room: int, most: int) -> None:
-        assert most >= 2, "a bound is halved when it is reached"
-        self.most = most
-        self._clear(min(max(room, 1), most), 0)
+    def __init__(self, capacity: int, max_tokens: int) -> None:
+        assert max_tokens >= 2, "half of the tokens must remain when the bound is reached"
+        self.max_tokens = max_tokens
+        self._allocate(min(max(capacity, 1), max_tokens), 0)
 
     @property
     @abstractmethod
     def text(self) -> Ints:
-        """The tokens, as they lie."""
+        """The tokens, without a copy."""
 
     @property
     @abstractmethod
-    def room(self) -> int:
-        """How many tokens there is space for."""
+    def capacity(self) -> int:
+        """Number of tokens that fit."""
 
     @property
     @abstractmethod
     def num_slots(self) -> int:
-        """How many places the hash table has."""
+        """Slots of the hash table."""
 
     @abstractmethod
-    def _feed(self, tokens: Ints) -> int:
-        """Append tokens and return how many of them there was room for."""
+    def _append(self, tokens: Ints) -> int:
+        """Append tokens until capacity runs out; returns how many were appended."""
 
     @abstractmethod
-    def _clear(self, room: int, slots: int) -> None:
-        """Make empty tables for so many tokens, with so many slots or more."""
+    def _allocate(self, capacity: int, num_slots: int) -> None:
+        """Allocate empty tables for `capacity` tokens, with at least `num_slots` slots."""
 
     def __len__(self) -> int:
         return len(self.text)
 
     def extend(self, tokens: Ints) -> None:
         """Append tokens."""
-        tokens = tokens[-self.most :]
-        num = self._feed(tokens)
+        tokens = tokens[-self.max_tokens :]
+        num = self._append(tokens)
         while num < len(tokens):
             tokens = tokens[num:]
-            self._make_room(len(tokens))
-            num = self._feed(tokens)
+            self._rebuild(len(tokens))
+            num = self._append(tokens)
 
-    def _make_room(self, num: int) -> None:
-        """Read the text anew into larger tables; at the bound, without its older half."""
-        text, room, slots = self.text, self.room, self.num_slots
-        if len(text) < room:
-            slots *= 2
-        elif room < self.most:
-            room = min(self.most, (len(text) + num) * 5 // 4 + 256)
+    def _rebuild(self, num: int) -> None:
+        """Rebuild larger tables for `num` more tokens; at the bound, drop the older half of the text."""
+        text, capacity, num_slots = self.text, self.capacity, self.num_slots
+        if len(text) < capacity:
+            num_slots *= 2
+        elif capacity < self.max_tokens:
+            capacity = min(self.max_tokens, (len(text) + num) * 5 // 4 + 256)
         else:
-            text = text[room - room // 2 :]
-        self._clear(room, slots)
+            text = text[capacity - capacity // 2 :]
+        self._allocate(capacity, num_slots)
         self.extend(text)
 
 
-def make_table(least: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """An empty hash table with at least so many slots, a power of two."""
-    return np.zeros(1 << (max(least, 64) - 1).bit_length(), dtype=np.uint64)
+def make_hash_table(min_slots: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """An empty hash table; the number of slots is a power of two, at least `min_slots`."""
+    return np.zeros(1 << (max(min_slots, 64) - 1).bit_length(), dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Drafters by name: from the configuration to somebody who guesses."""
+"""Drafters by name, as the configuration lists them."""
 
 from __future__ import annotations
 
@@ -14,47 +14,49 @@ from forerun.errors import ConfigurationError
 from forerun.types import Drafter, RequestView, Verdict
 
 ENGINE_ONLY: Final = ("grammar", "model")
-"""Drafters that only an engine can be: what a grammar forces, and a model that runs beside the target."""
+"""Drafters that need an engine: tokens forced by a grammar, and a draft model beside the target."""
 
 
 def make_drafters(
     config: SpeculationConfig, *, chain: bool = False, vocabulary: str | None = None
 ) -> dict[str, Drafter]:
-    """The drafters that a configuration names, but for those of the engine, by name and warmed up.
+    """Create and warm up the drafters that a configuration names, except those in `ENGINE_ONLY`.
 
-    `chain` is for engines that verify no trees. With the fingerprint of the model's vocabulary, corpora of
-    another tokenizer are refused.
+    `chain` is for engines that do not verify trees. With the fingerprint of the model's vocabulary, corpora
+    of another tokenizer are rejected.
     """
     if "auto" in config.drafters:
-        plain = config.model_copy(update={"share_outputs": False, "corpora": ()})
+        own_text_config = config.model_copy(update={"share_outputs": False, "corpora": ()})
     else:
-        plain = config
+        own_text_config = config
     return {
-        name: warm_up(_maker(name)(plain if name == "ngram" else config, chain, vocabulary))
+        name: warm_up(_find_factory(name)(own_text_config if name == "ngram" else config, chain, vocabulary))
         for name in config.names
         if name not in ENGINE_ONLY
     }
 
 
 def make_drafter(config: SpeculationConfig, *, chain: bool = False, vocabulary: str | None = None) -> Drafter:
-    """The drafter that guesses first, for whoever has use for one only."""
+    """Create the first drafter, for callers that use only one."""
     if len(config.drafters) > 1:
-        raise ConfigurationError(f"one drafter at a time can guess here; got {', '.join(config.drafters)}")
+        raise ConfigurationError(f"expected one drafter; got {', '.join(config.drafters)}")
     drafters = make_drafters(config, chain=chain, vocabulary=vocabulary)
     if not drafters:
-        raise ConfigurationError(f"{', '.join(config.names)} guesses only inside an engine")
+        raise ConfigurationError(
+            f"{', '.join(config.names)} runs only inside an engine; choose suffix or ngram"
+        )
     return next(iter(drafters.values()))
 
 
 def check_known(config: SpeculationConfig) -> None:
-    """Raise `ConfigurationError` if a configuration names somebody who is not there."""
+    """Raise `ConfigurationError` if a configuration names an unknown drafter."""
     for name in config.names:
         if name not in ENGINE_ONLY:
-            _maker(name)
+            _find_factory(name)
 
 
 def warm_up(drafter: Drafter) -> Drafter:
-    """A drafter that has compiled what it needs: for a text that grows, and for one that was seen before."""
+    """Compile what a drafter needs, for a growing text and for a repeated one; returns the drafter."""
     for name in ("warm-up", "warm-up again"):
         for text in ([1, 2, 1, 2], [1, 2, 1, 2, 1]):
             (draft,) = drafter.propose([RequestView(name, text, num_prompt=2, salt="forerun warm-up")], [4])
@@ -63,30 +65,32 @@ def warm_up(drafter: Drafter) -> Drafter:
     return drafter
 
 
-Maker = Callable[[SpeculationConfig, bool, str | None], Drafter]
+DrafterFactory = Callable[[SpeculationConfig, bool, str | None], Drafter]
 
 
-def _maker(name: str) -> Maker:
-    """Who makes the drafter of this name; `module:name` is a class or function of the user's own."""
+def _find_factory(name: str) -> DrafterFactory:
+    """Factory of the drafter with this name; `module:name` is a user's class or function."""
     if name in DRAFTERS:
         return DRAFTERS[name]
     module, colon, attribute = name.partition(":")
     if not colon:
         known = ", ".join(sorted((*DRAFTERS, *ENGINE_ONLY)))
         raise ConfigurationError(
-            f"no drafter is called {name!r}; there are auto, {known}, and your own as module:class"
+            f"unknown drafter {name!r}; expected auto, {known}, or your own as module:class"
         )
     try:
-        make = getattr(import_module(module), attribute)
+        factory = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"the drafter {name!r} cannot be imported: {error}") from error
-    return lambda *_: _made(name, make)
+    return lambda *_: _create(name, factory)
 
 
-def _made(name: str, make: Callable[[], object]) -> Drafter:
-    drafter = make()
+def _create(name: str, factory: Callable[[], object]) -> Drafter:
+    drafter = factory()
     if not isinstance(drafter, Drafter):
-        raise ConfigurationError(f"{name} made a {type(drafter).__name__}: it lacks propose, learn or forget")
+        raise ConfigurationError(
+            f"{name} returned a {type(drafter).__name__}, which lacks propose, learn or forget"
+        )
     return drafter
 
 
@@ -101,12 +105,12 @@ def _make_suffix(config: SpeculationConfig, chain: bool, vocabulary: str | None)
 def _make_ngram(config: SpeculationConfig, *_: object) -> Drafter:
     if config.share_outputs or config.corpora:
         raise ConfigurationError(
-            "ngram guesses from a request's own text only; share_outputs and corpora: suffix"
+            "ngram drafts from a request's own text only; use suffix for share_outputs and corpora"
         )
     return NgramDrafter()
 
 
-DRAFTERS: Final[dict[str, Maker]] = {
+DRAFTERS: Final[dict[str, DrafterFactory]] = {
     "ngram": _make_ngram,
     "suffix": _make_suffix,
 }

@@ -1,8 +1,7 @@
-"""The suffix drafter: what followed the last time the text read like this?
+"""The suffix drafter: proposes what followed earlier occurrences of the current context.
 
-Looks the end of a request's text up in the text itself, in the outputs of earlier requests of the same salt
-(off unless turned on), and in corpora, and grows one tree from everything it finds. It needs no model and
-knows none.
+It looks up the end of a request's text in the text itself, in outputs of earlier requests with the same salt
+(off by default), and in corpora, and grows one tree from all matches. It needs no model.
 """
 
 from __future__ import annotations
@@ -15,33 +14,39 @@ from typing import Final
 import numpy as np
 
 from forerun.core.jit import compiled
-from forerun.drafters.context_index import NUM_FREQUENT, ContextIndex, read_on, recall, recall_own
+from forerun.drafters.context_index import (
+    NUM_FREQUENT,
+    ContextIndex,
+    append_and_look_up,
+    look_up,
+    look_up_own,
+)
 from forerun.drafters.corpus import Corpus
-from forerun.drafters.match_tree import EVIDENCE, FROM, PARENTS, TOKENS, Evidence, Workspace, grow
-from forerun.drafters.matches import AHEAD, LONGEST, NUM_SOURCES, SHARED, SOURCE, Ints
+from forerun.drafters.match_tree import EVIDENCE, FROM, PARENTS, TOKENS, Evidence, Workspace, grow_tree
+from forerun.drafters.matches import CONTINUATION, MAX_MATCH, NUM_SOURCES, SHARED, SOURCE, Ints
 from forerun.drafters.output_store import OutputStore
 from forerun.errors import ConfigurationError
 from forerun.types import ROOT, BoolArray, Draft, IntArray, RequestView, Verdict
 
 NAME: Final = "suffix"
-DEEPEST: Final = 64
-"""No guess reaches further ahead than this."""
+MAX_DEPTH: Final = 64
+"""Maximum depth of a draft."""
 
-MOST_SEEN: Final = 16
-"""Sightings of the current context that the request's own text, and each half of the store, may give."""
+MAX_MATCHES: Final = 16
+"""Maximum number of matches from the request's own text, and from each generation of the store."""
 
-MOST_FROM_CORPUS: Final = 8
-"""The same of each corpus. Every one of them waits for memory, and eight guess as well as sixteen."""
+MAX_CORPUS_MATCHES: Final = 8
+"""Maximum number of matches per corpus. Each costs cache misses, and 8 give as good drafts as 16."""
 
-_NOTHING: Final = Draft.chain([])
+_EMPTY_DRAFT: Final = Draft.chain([])
 
 
 class SuffixDrafter:
-    """Guesses what followed earlier sightings of the current context: a tree, or with `chain` one branch.
+    """Proposes what followed earlier occurrences of the current context: a tree, or with `chain` one branch.
 
-    `share_outputs` keeps what requests were answered, at most `store_tokens` tokens, and guesses it to later
-    requests of the same salt; `corpora` are guessed from by all. A request's own text is indexed up to
-    `most_tokens`; beyond that its older half is forgotten.
+    `share_outputs` stores up to `store_tokens` tokens of outputs for later requests with the same salt.
+    `corpora` serve all requests. A request's own text is indexed up to `max_tokens`; beyond that its older
+    half is dropped.
     """
 
     def __init__(
@@ -51,147 +56,159 @@ class SuffixDrafter:
         share_outputs: bool = False,
         corpora: Sequence[Corpus] = (),
         store_tokens: int = 1 << 20,
-        most_tokens: int = 1 << 20,
+        max_tokens: int = 1 << 20,
     ) -> None:
-        if most_tokens < 64 or store_tokens < 128:
+        if max_tokens < 64 or store_tokens < 128:
             raise ConfigurationError(
-                f"most_tokens is {most_tokens} and store_tokens is {store_tokens};"
+                f"max_tokens is {max_tokens} and store_tokens is {store_tokens};"
                 " they must be at least 64 and 128"
             )
         self.chain = chain
         self.corpora = tuple(corpora)
         self.store = OutputStore(store_tokens) if share_outputs else None
-        self.most_tokens = most_tokens
-        self._requests: dict[str, _Request] = {}
+        self.max_tokens = max_tokens
+        self._requests: dict[str, _SuffixState] = {}
         self._lock = Lock()
-        self._tail = np.empty(LONGEST, dtype=np.int32)
-        most_seen = NUM_FREQUENT + 3 * MOST_SEEN + MOST_FROM_CORPUS * len(self.corpora)
-        self._work = Workspace(max(256, most_seen))
-        self._sightings = np.empty((most_seen, AHEAD + DEEPEST), dtype=np.int32)
+        self._tail = np.empty(MAX_MATCH, dtype=np.int32)
+        max_matches = NUM_FREQUENT + 3 * MAX_MATCHES + MAX_CORPUS_MATCHES * len(self.corpora)
+        self._work = Workspace(max(256, max_matches))
+        self._matches = np.empty((max_matches, CONTINUATION + MAX_DEPTH), dtype=np.int32)
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
-        """One tree per view; its nodes come in the order of their estimated survival."""
+        """One tree per view, its nodes in order of estimated survival."""
         with self._lock:
             return [
-                self._draft(view, budget) if budget > 0 else self._listen(view)
+                self._draft(view, budget) if budget > 0 else self._append_only(view)
                 for view, budget in zip(views, budgets, strict=True)
             ]
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:  # noqa: A002
-        """Hear which sources were right, and what the request says next in case it is the last one hears."""
+        """Update the acceptance rate of the sources, and keep the new tokens in case `propose` is not called
+        again.
+        """
         with self._lock:
             request = self._requests.get(id)
             if request is None:
                 return
             if self.store is not None:
-                request.rest += verdict.tokens(draft)
+                request.pending += verdict.tokens(draft)
             if NAME in draft.source and draft.evidence is not None:
-                kept = verdict.accepted[0] if verdict.accepted else ROOT
-                hear(draft.parents, draft.evidence, kept, request.record, request.tries)
+                accepted = verdict.accepted[0] if verdict.accepted else ROOT
+                update_source_acceptance(
+                    draft.parents, draft.evidence, accepted, request.acceptance, request.num_trials
+                )
 
     def forget(self, id: str) -> None:  # noqa: A002
-        """Drop a request; its output is kept for others of its salt where that is turned on."""
+        """Drop a request; with `share_outputs` its output is stored for later requests with the same salt."""
         with self._lock:
             request = self._requests.pop(id, None)
             if request is not None and self.store is not None:
                 self.store.add(request.salt, request.output())
 
-    def _request_of(self, view: RequestView) -> _Request:
-        """What is known of a request; nothing, if the view shows that it is another one with an old id."""
+    def _request_of(self, view: RequestView) -> _SuffixState:
+        """State of a view's request; a new state if the view shows that the id was reused."""
         request = self._requests.get(view.id)
         if request is None or request.salt != view.salt or request.known > len(view.tokens):
-            request = self._requests[view.id] = _Request(view, self.most_tokens)
+            request = self._requests[view.id] = _SuffixState(view, self.max_tokens)
         return request
 
-    def _listen(self, view: RequestView) -> Draft:
-        """Guess nothing, but keep up where the output will be wanted."""
+    def _append_only(self, view: RequestView) -> Draft:
+        """Draft nothing, but index new tokens if the output will be stored."""
         if self.store is not None:
             request = self._request_of(view)
             request.index.extend(request.unread(view))
             request.known = len(view.tokens)
-        return _NOTHING
+        return _EMPTY_DRAFT
 
     def _draft(self, view: RequestView, budget: int) -> Draft:
-        """The tree of one request."""
+        """Draft tree of one request."""
         if budget > self._work.width:
             self._work = Workspace(budget)
         request = self._request_of(view)
-        num = self._look_up(request, view, min(budget, DEEPEST))
+        num = self._look_up(request, view, min(budget, MAX_DEPTH))
         nodes = np.empty((2, budget), dtype=np.int64)
         evidence = np.empty((budget, len(EVIDENCE)), dtype=np.float32)
         work = self._work
-        num = grow(self._sightings, num, self.chain, request.record, nodes, evidence, work.ints, work.floats)
+        num = grow_tree(
+            self._matches, num, self.chain, request.acceptance, nodes, evidence, work.ints, work.floats
+        )
         if num < budget:
             nodes, evidence = nodes[:, :num], evidence[:num]
-        sampled, source = _plainly(num)
+        sampled, source = _chosen_nodes(num)
         return Draft(nodes[TOKENS], nodes[PARENTS], sampled, source=source, evidence=evidence)
 
-    def _look_up(self, request: _Request, view: RequestView, depth: int) -> int:
-        """Read what is new, gather sightings from every source and return their number."""
-        new, own, tail, sightings = request.unread(view), request.index, self._tail, self._sightings
-        num = read_on(own.book, own.heads, own.meta, new, tail, sightings, depth, MOST_SEEN)
+    def _look_up(self, request: _SuffixState, view: RequestView, depth: int) -> int:
+        """Index new tokens, collect matches from every source, and return their number."""
+        new, own, tail, matches = request.unread(view), request.index, self._tail, self._matches
+        num = append_and_look_up(
+            own.token_table, own.hash_table, own.counters, new, tail, matches, depth, MAX_MATCHES
+        )
         if num < 0:
             own.extend(new)
-            num = recall_own(own.book, own.meta, tail, sightings, depth, MOST_SEEN)
+            num = look_up_own(own.token_table, own.counters, tail, matches, depth, MAX_MATCHES)
         request.known += len(new)
         if self.store is not None:
             for index in self.store.indexes(request.salt):
-                room = sightings[num : num + MOST_SEEN]
-                more = recall(index.book, index.heads, index.meta, tail, room, depth)
-                room[:more, SOURCE] = SHARED
-                num += more
+                free_rows = matches[num : num + MAX_MATCHES]
+                num_found = look_up(
+                    index.token_table, index.hash_table, index.counters, tail, free_rows, depth
+                )
+                free_rows[:num_found, SOURCE] = SHARED
+                num += num_found
         for corpus in self.corpora:
-            num += corpus.look_up(tail, sightings[num : num + MOST_FROM_CORPUS], depth)
+            num += corpus.look_up(tail, matches[num : num + MAX_CORPUS_MATCHES], depth)
         return num
 
 
 @cache
-def _plainly(num: int) -> tuple[BoolArray, tuple[str, ...]]:
-    """What is the same for every draft of so many nodes: all are chosen, and chosen here."""
+def _chosen_nodes(num: int) -> tuple[BoolArray, tuple[str, ...]]:
+    """Fields shared by all drafts of `num` nodes: not sampled, and from this drafter."""
     sampled = np.zeros(num, dtype=np.bool_)
     sampled.setflags(write=False)
     return sampled, (NAME,) * num
 
 
-class _Request:
-    """What is kept of one request: its text, indexed, and how well each source did."""
+class _SuffixState:
+    """State of a request: its indexed text, and the acceptance rate of each source."""
 
-    __slots__ = ("index", "known", "num_prompt", "record", "rest", "salt", "tries")
+    __slots__ = ("acceptance", "index", "known", "num_prompt", "num_trials", "pending", "salt")
 
-    def __init__(self, view: RequestView, most_tokens: int) -> None:
+    def __init__(self, view: RequestView, max_tokens: int) -> None:
         self.salt = view.salt
         self.num_prompt = view.num_prompt
         self.known = 0
-        self.rest: list[int] = []
-        self.index = ContextIndex(room=len(view.tokens) * 5 // 4 + 256, most=most_tokens)
-        self.record = np.full(NUM_SOURCES, 0.5, dtype=np.float32)
-        self.tries = np.full(NUM_SOURCES, 2.0, dtype=np.float32)
+        self.pending: list[int] = []
+        self.index = ContextIndex(capacity=len(view.tokens) * 5 // 4 + 256, max_tokens=max_tokens)
+        self.acceptance = np.full(NUM_SOURCES, 0.5, dtype=np.float32)
+        self.num_trials = np.full(NUM_SOURCES, 2.0, dtype=np.float32)
 
     def unread(self, view: RequestView) -> Ints:
-        """The tokens that came since the last time, copied: compiled loops know one kind of array."""
-        self.rest = []
+        """Tokens since the last call, copied: compiled functions accept only one array type."""
+        self.pending = []
         return np.array(view.tokens[self.known :], dtype=np.int32)
 
     def output(self) -> Ints:
-        """What the request was answered, as far as it is known; nothing if nobody said where it begins."""
+        """Output of the request as far as known; empty if the length of the prompt is unknown."""
         if self.num_prompt is None:
             return np.empty(0, dtype=np.int32)
         num = min(self.known - self.num_prompt, len(self.index))
-        said = self.index.text[len(self.index) - num :]
-        return np.concatenate([said, np.asarray(self.rest, dtype=np.int32)])
+        output = self.index.text[len(self.index) - num :]
+        return np.concatenate([output, np.asarray(self.pending, dtype=np.int32)])
 
 
 @compiled
-def hear(parents: IntArray, evidence: Evidence, kept: int, record: Evidence, tries: Evidence) -> None:
-    """Move the record of every source that guessed the next token towards whether it was right."""
-    if evidence.shape[0] != parents.size or evidence.shape[1] <= FROM or kept >= parents.size:
+def update_source_acceptance(
+    parents: IntArray, evidence: Evidence, accepted: int, acceptance: Evidence, num_trials: Evidence
+) -> None:
+    """Update the acceptance rate of every source that proposed the next token."""
+    if evidence.shape[0] != parents.size or evidence.shape[1] <= FROM or accepted >= parents.size:
         return
-    asked = 0
+    proposed = 0
     for node in range(parents.size):
         if parents[node] == ROOT:
-            asked |= int(evidence[node, FROM])
-    right = int(evidence[kept, FROM]) if kept != ROOT else 0
-    for source in range(record.size):
-        if asked >> source & 1:
-            tries[source] = min(tries[source] + 1.0, 20.0)
-            record[source] += ((right >> source & 1) - record[source]) / tries[source]
+            proposed |= int(evidence[node, FROM])
+    correct = int(evidence[accepted, FROM]) if accepted != ROOT else 0
+    for source in range(acceptance.size):
+        if proposed >> source & 1:
+            num_trials[source] = min(num_trials[source] + 1.0, 20.0)
+            acceptance[source] += ((correct >> source & 1) - acceptance[source]) / num_trials[source]

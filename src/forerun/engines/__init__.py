@@ -1,1 +1,1 @@
-"""What runs models: forerun inside vLLM."""
+"""Inference engines: `local` on transformers models, `vllm` as a plug-in for vLLM."""

@@ -1,7 +1,7 @@
-"""A drafter that is watched: whatever it does, the worst is that nobody guesses.
+"""A circuit breaker around a drafter: its faults cost draft tokens and never reach a request.
 
-Errors are counted and logged once. A drafter that took very long is not asked again for a hundred times as
-long, so that it costs at most one part in a hundred.
+Errors are counted, and the first one is logged. A drafter whose call takes longer than `max_seconds` is
+suspended for a hundred times the duration of that call, so that slow calls cost at most 1 % of the time.
 """
 
 from __future__ import annotations
@@ -17,129 +17,130 @@ from forerun.errors import InvalidDraft
 from forerun.types import Draft, Drafter, RequestView, Verdict
 
 MAX_PROPOSE_SECONDS: Final = 1.0
-"""Seconds that a call may take; drafters that look text up take microseconds."""
+"""The maximum duration of a call; lookup drafters take microseconds."""
 
 SUSPENSION_FACTOR: Final = 100.0
+"""The duration of a suspension over that of the slow call."""
 
-NOTHING: Final = Draft.chain([])
+EMPTY_DRAFT: Final = Draft.chain([])
 
 
 class DrafterCounters(Protocol):
-    """Who keeps count of what drafters cost."""
+    """Counts the time and the errors of drafters."""
 
     def add_seconds(self, drafter: str, seconds: float) -> None:
-        """A drafter took so long."""
+        """Add the duration of a drafter's call."""
 
     def add_error(self, drafter: str) -> None:
-        """A drafter failed."""
+        """Count an error of a drafter."""
 
 
 class GuardedDrafter:
-    """A drafter by name, for an engine that checks chains over a vocabulary, or with `trees` those too."""
+    """Guards one drafter. The engine verifies chains, and trees if `trees` is set."""
 
     def __init__(
         self,
         name: str,
         drafter: Drafter,
-        counts: DrafterCounters,
+        counters: DrafterCounters,
         vocab_size: int,
         *,
         trees: bool = False,
-        too_long: float = MAX_PROPOSE_SECONDS,
+        max_seconds: float = MAX_PROPOSE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         logger: logging.Logger | None = None,
     ) -> None:
         self.name = name
         self.drafter = drafter
-        self.counts = counts
+        self.counters = counters
         self.vocab_size = vocab_size
         self.trees = trees
-        self.too_long = too_long
+        self.max_seconds = max_seconds
         self.clock = clock
         self.logger = logger or logging.getLogger("forerun")
-        self._rests_until = -1.0
-        self._complained = False
+        self._suspended_until = -1.0
+        self._logged = False
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
-        """A draft for every view, of at most its budget; nothing where the drafter is at fault."""
+        """One draft per view, of at most its budget; empty where the drafter fails or is suspended."""
         began = self.clock()
-        if began < self._rests_until or not views:
-            return [NOTHING] * len(views)
+        if began < self._suspended_until or not views:
+            return [EMPTY_DRAFT] * len(views)
         try:
             drafts = self.drafter.propose(views, [max(budget, 0) for budget in budgets])
             if len(drafts) != len(views):
-                raise InvalidDraft(f"{len(views)} requests were shown and {len(drafts)} drafts came back")
-            return [self._sound(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
+                raise InvalidDraft(f"got {len(drafts)} drafts for {len(views)} requests; expected one each")
+            return [self._checked(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         except Exception:
-            self._count("guessing failed")
-            return [NOTHING] * len(views)
+            self._record_error("propose() failed")
+            return [EMPTY_DRAFT] * len(views)
         finally:
-            self._time(self.clock() - began)
+            self._record_time(self.clock() - began)
 
     def learn(self, name: str, draft: Draft, verdict: Verdict) -> None:
-        """Tell the drafter what became of a draft."""
+        """Report the verdict on a draft to the drafter."""
         try:
             self.drafter.learn(name, draft, verdict)
         except Exception:
-            self._count("learning failed")
+            self._record_error("learn() failed")
 
     def forget(self, name: str, view: RequestView | None = None) -> None:
-        """A request is over; with a view, the drafter sees the end of its text first."""
+        """Drop a finished request; with a view, the drafter sees the end of its text first."""
         if view is not None:
             self.propose([view], [0])
         try:
             self.drafter.forget(name)
         except Exception:
-            self._count("forgetting failed")
+            self._record_error("forget() failed")
 
-    def _sound(self, draft: Draft, budget: int) -> Draft:
-        """The draft if the engine can check it, the model knows its tokens and it is not too long."""
+    def _checked(self, draft: Draft, budget: int) -> Draft:
+        """The draft, or an empty one if it is invalid, over budget, or a tree the engine cannot verify."""
         try:
             if not len(draft):
-                return NOTHING
+                return EMPTY_DRAFT
             draft.check(self.vocab_size)
             if len(draft.source) != len(draft) or "" in draft.source:
                 draft = replace(draft, source=(self.name,) * len(draft))
-            _demand_evidence(draft)
+            _check_evidence(draft)
             if len(draft) > max(budget, 0):
-                raise InvalidDraft(f"{len(draft)} guesses came for a budget of {budget}")
+                raise InvalidDraft(f"got {len(draft)} draft tokens; the budget is {budget}")
             if not self.trees and not draft.is_chain:
-                raise InvalidDraft("a tree came back; this engine checks chains")
+                raise InvalidDraft("got a tree; this engine verifies chains")
         except Exception:
-            self._count("a draft was unsound")
-            return NOTHING
+            self._record_error("propose() returned an invalid draft")
+            return EMPTY_DRAFT
         return draft
 
-    def _time(self, seconds: float) -> None:
-        self.counts.add_seconds(self.name, seconds)
-        if seconds > self.too_long:
-            self._rests_until = self.clock() + SUSPENSION_FACTOR * seconds
-            self.counts.add_error(self.name)
+    def _record_time(self, seconds: float) -> None:
+        self.counters.add_seconds(self.name, seconds)
+        if seconds > self.max_seconds:
+            self._suspended_until = self.clock() + SUSPENSION_FACTOR * seconds
+            self.counters.add_error(self.name)
             self.logger.warning(
-                "the drafter %s took %.1f s and is not asked for %.0f s",
+                "drafter %s took %.1f s; suspended for %.0f s",
                 self.name,
                 seconds,
                 SUSPENSION_FACTOR * seconds,
             )
 
-    def _count(self, what: str) -> None:
-        """Count it, and say it once, with the traceback."""
-        self.counts.add_error(self.name)
-        if not self._complained:
-            self._complained = True
+    def _record_error(self, what: str) -> None:
+        """Count an error; log the first one, with its traceback."""
+        self.counters.add_error(self.name)
+        if not self._logged:
+            self._logged = True
             self.logger.exception(
-                "the drafter %s: %s; decoding goes on without, and later errors are only counted",
+                "drafter %s: %s; requests decode without its draft tokens, later errors are counted only",
                 self.name,
                 what,
             )
 
 
-def _demand_evidence(draft: Draft) -> None:
-    """Raise where the evidence is not a row of numbers for each node, as what is decided from it needs."""
+def _check_evidence(draft: Draft) -> None:
+    """Raise unless the evidence is one row of numbers per draft token, with a finite survival."""
     evidence = draft.evidence
     if evidence is None:
         return
     if evidence.ndim != 2 or len(evidence) != len(draft) or not evidence.shape[1]:
-        raise InvalidDraft(f"evidence of shape {evidence.shape} came with {len(draft)} guesses")
+        raise InvalidDraft(f"got evidence of shape {evidence.shape}; expected {len(draft)} rows")
     if not math.isfinite(sum(evidence[:, 0].tolist())):
-        raise InvalidDraft("the estimated survival of a guess is NaN or infinite")
+        raise InvalidDraft("the estimated survival of a draft token is NaN or infinite")

@@ -1,10 +1,11 @@
-"""Running a transformers model; the only room that imports transformers.
+"""Running transformers models; the only package that imports transformers.
 
 - `loading`: models and tokenizers by directory or name
-- `cache`: keys and values of many texts, a slot each; `attention`: rows of many texts in one pass, each
-  looking at its own; `runner`: read rows, keep a path, drop the rest
-- `text`: token ids to text and back, a few tokens at a time
-- `reference`: a plain model for audits
+- `kv_cache`: the slotted KV cache; `attention`: attention over ragged rows of many sequences and trees
+- `runner`: forward passes over these rows; commits a path and rolls back the rest
+- `tokenization`: prompts to token ids, and token ids to text incrementally
+- `reference`: a float32 reference model for audits
+- `hf_baseline`: transformers' own decoding, for comparison
 """
 
 from forerun.core.tensors import HAS_TORCH

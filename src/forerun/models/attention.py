@@ -1,9 +1,9 @@
-"""Rows of many texts in one pass, each looking at its own text.
+"""Attention over the packed rows of many sequences, each attending to its own context.
 
-A pass is packed: the rows of all texts one after another, without padding, so that the model's matrices work
-on wanted rows only. Attention alone has to keep texts apart. Texts with few rows are padded to a block and
-attended to together; a text with many rows (a prompt being read) is a block of its own. Query heads that
-share a key head become more rows of that head, so that no key is ever copied.
+A batch is packed: the rows of all sequences follow one another without padding, so that linear layers compute
+only needed rows. Attention separates the sequences. Sequences with few rows are padded to one block and
+attended to together; a sequence with many rows (a prefill) is a block of its own. Query heads that share a
+key head become additional rows of that head, so that keys are never copied.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from forerun.errors import UnsupportedModel
 from forerun.types import BoolArray, IntArray
 
-NAME: Final = "forerun"
+ATTENTION_NAME: Final = "forerun"
 
-WIDE: Final = 64
-"""Texts with more rows than this in a pass are attended to by themselves."""
+MAX_BATCHED_ROWS: Final = 64
+"""Sequences with more rows than this in a forward pass are a block of their own."""
 
-_UNKNOWN: Final = ("softcap", "s_aux", "sinks", "position_bias")
-"""What some models ask of an attention, and this one does not do."""
+_UNSUPPORTED: Final = ("softcap", "s_aux", "sinks", "position_bias")
+"""Arguments of some models' attention that this one does not implement."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """One text's rows in a pass: behind `length` committed ones and some that are not.
+    """One sequence's rows in a forward pass, behind `length` committed rows and any uncommitted ones.
 
-    `visible[i, j]` says whether row i looks at uncommitted row j; a row's depth is how many it sees.
+    `visible[i, j]`: row i attends to uncommitted row j. A row's depth is the number of these.
     """
 
     slot: int
@@ -43,96 +43,99 @@ class Segment:
 
     @property
     def num_rows(self) -> int:
-        """How many rows this pass adds."""
+        """Rows that this forward pass adds."""
         return len(self.visible)
 
     @property
-    def num_seen(self) -> int:
-        """How many rows of the slot are in use, with those of this pass."""
+    def num_visible(self) -> int:
+        """Rows of the slot in use, including those of this forward pass."""
         return self.length + int(self.visible.shape[1])
 
     @property
     def positions(self) -> IntArray:
-        """Where each row stands in its text."""
-        seen: IntArray = self.visible.sum(1)
-        return self.length + seen - 1
+        """The position id of each row."""
+        depths: IntArray = self.visible.sum(1)
+        return self.length + depths - 1
 
 
 @dataclass(slots=True, eq=False)
 class AttentionBlock:
-    """Texts that are attended to together: neighbouring slots, each padded to the same number of rows.
+    """Sequences attended to together: neighbouring slots, each padded to `width` rows.
 
-    Padding i of the block is row `rows[i]` of the pass, any row where there is none; row i of the block's
-    own is padding `places[i]`; they are rows `own` of the pass. `alone` says that there is one text only, so
-    that the block is the pass, `open` that nothing is hidden. `mask` is added to the scores.
+    Padded row i holds packed row `padded_rows[i]`, an arbitrary one where the sequence has fewer rows. The
+    block's own rows are the packed rows `packed_rows`, at the padded rows `padded_positions`.
+    `is_whole_batch`: the batch is this one sequence. `unmasked`: every row attends to everything. `mask` is
+    added to the scores.
     """
 
     slots: tuple[int, int]
     length: int
     width: int
-    rows: torch.Tensor
-    places: torch.Tensor
-    own: torch.Tensor
-    alone: bool
-    open: bool
+    padded_rows: torch.Tensor
+    padded_positions: torch.Tensor
+    packed_rows: torch.Tensor
+    is_whole_batch: bool
+    unmasked: bool
     mask: torch.Tensor
-    _folded: dict[int, torch.Tensor] = field(default_factory=dict)
+    _grouped_masks: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def folded(self, groups: int) -> torch.Tensor | None:
-        """The mask for so many query heads to a key head; None where every row sees all there is."""
-        if self.open:
+    def grouped_mask(self, groups: int) -> torch.Tensor | None:
+        """The mask for `groups` query heads per key head; None for an unmasked block."""
+        if self.unmasked:
             return None
-        if groups not in self._folded:
+        if groups not in self._grouped_masks:
             num, _, width, length = self.mask.shape
-            wide = self.mask[:, :, None].expand(num, 1, groups, width, length)
-            self._folded[groups] = wide.reshape(num, 1, groups * width, length)
-        return self._folded[groups]
+            grouped = self.mask[:, :, None].expand(num, 1, groups, width, length)
+            self._grouped_masks[groups] = grouped.reshape(num, 1, groups * width, length)
+        return self._grouped_masks[groups]
 
 
-def blocks_of(parts: Sequence[Segment], dtype: torch.dtype, device: torch.device) -> list[AttentionBlock]:
-    """The blocks of a pass."""
-    first_rows = np.cumsum([0, *(part.num_rows for part in parts)])
-    return [_block(parts, some, first_rows, dtype, device) for some in _groups(parts)]
+def make_blocks(
+    segments: Sequence[Segment], dtype: torch.dtype, device: torch.device
+) -> list[AttentionBlock]:
+    """The blocks of a forward pass."""
+    first_rows = np.cumsum([0, *(segment.num_rows for segment in segments)])
+    return [_block(segments, members, first_rows, dtype, device) for members in _groups(segments)]
 
 
-def _groups(parts: Sequence[Segment]) -> Iterator[list[int]]:
-    narrow = [i for i, part in enumerate(parts) if part.num_rows <= WIDE]
-    if narrow:
-        yield narrow
-    yield from ([i] for i, part in enumerate(parts) if part.num_rows > WIDE)
+def _groups(segments: Sequence[Segment]) -> Iterator[list[int]]:
+    small = [i for i, segment in enumerate(segments) if segment.num_rows <= MAX_BATCHED_ROWS]
+    if small:
+        yield small
+    yield from ([i] for i, segment in enumerate(segments) if segment.num_rows > MAX_BATCHED_ROWS)
 
 
 def _block(
-    parts: Sequence[Segment],
-    some: Sequence[int],
+    segments: Sequence[Segment],
+    members: Sequence[int],
     first_rows: IntArray,
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionBlock:
-    first, last = min(parts[i].slot for i in some), max(parts[i].slot for i in some) + 1
-    width = max(parts[i].num_rows for i in some)
-    length = max(parts[i].num_seen for i in some)
+    first, last = min(segments[i].slot for i in members), max(segments[i].slot for i in members) + 1
+    width = max(segments[i].num_rows for i in members)
+    length = max(segments[i].num_visible for i in members)
     rows = np.zeros((last - first, width), dtype=np.int64)
-    hidden = np.zeros((last - first, 1, width, length), dtype=bool)
-    places, own = [], []
-    for i in some:
-        part, at = parts[i], parts[i].slot - first
-        mine = np.arange(part.num_rows)
-        rows[at, mine] = first_rows[i] + mine
-        places.append(at * width + mine)
-        own.append(first_rows[i] + mine)
-        hidden[at, 0, mine, part.length : part.num_seen] = ~part.visible
-        hidden[at, 0, mine, part.num_seen :] = True
-    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+    masked = np.zeros((last - first, 1, width, length), dtype=bool)
+    positions, packed = [], []
+    for i in members:
+        segment, index = segments[i], segments[i].slot - first
+        row = np.arange(segment.num_rows)
+        rows[index, row] = first_rows[i] + row
+        positions.append(index * width + row)
+        packed.append(first_rows[i] + row)
+        masked[index, 0, row, segment.length : segment.num_visible] = ~segment.visible
+        masked[index, 0, row, segment.num_visible :] = True
+    mask = torch.zeros(masked.shape, dtype=dtype).masked_fill_(torch.from_numpy(masked), -torch.inf)
     return AttentionBlock(
         slots=(first, last),
         length=length,
         width=width,
-        rows=torch.from_numpy(rows.ravel()).to(device),
-        places=torch.from_numpy(np.concatenate(places)).to(device),
-        own=torch.from_numpy(np.concatenate(own)).to(device),
-        alone=len(parts) == 1,
-        open=not hidden.any(),
+        padded_rows=torch.from_numpy(rows.ravel()).to(device),
+        padded_positions=torch.from_numpy(np.concatenate(positions)).to(device),
+        packed_rows=torch.from_numpy(np.concatenate(packed)).to(device),
+        is_whole_batch=len(segments) == 1,
+        unmasked=not masked.any(),
         mask=mask.to(device),
     )
 
@@ -148,44 +151,46 @@ def attend(
     blocks: Sequence[AttentionBlock] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over the blocks of a pass; without any it is transformers' own.
+    """Attention over the blocks of a forward pass; without blocks, transformers' own.
 
-    `query` is [1, heads, rows, size]; `key` and `value` are [slots, key heads, length, size], all slots from
-    the first. Returns [1, rows, heads, size].
+    `query` is [1, heads, rows, size]; `key` and `value` are [slots, key heads, length, size], for all slots.
+    Returns [1, rows, heads, size].
     """
     if blocks is None:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
         return out, None
-    asked = [name for name in _UNKNOWN if others.get(name) is not None]
-    if asked:
-        raise UnsupportedModel(f"the model's attention asks for {', '.join(asked)}")
-    if blocks[0].alone:
-        return _attend_to(blocks[0], query, key, value, scaling).transpose(1, 2), None
+    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unsupported:
+        raise UnsupportedModel(f"the model's attention needs {', '.join(unsupported)}: not supported")
+    if blocks[0].is_whole_batch:
+        return _attend_block(blocks[0], query, key, value, scaling).transpose(1, 2), None
     rows = query[0].transpose(0, 1)
     result = rows.new_empty(len(rows), rows.shape[1], value.shape[3])
     for block in blocks:
-        padded = rows.index_select(0, block.rows).view(-1, block.width, *rows.shape[1:]).transpose(1, 2)
-        answers = _attend_to(block, padded, key, value, scaling).transpose(1, 2).flatten(0, 1)
-        result.index_copy_(0, block.own, answers.index_select(0, block.places))
+        padded = (
+            rows.index_select(0, block.padded_rows).view(-1, block.width, *rows.shape[1:]).transpose(1, 2)
+        )
+        outputs = _attend_block(block, padded, key, value, scaling).transpose(1, 2).flatten(0, 1)
+        result.index_copy_(0, block.packed_rows, outputs.index_select(0, block.padded_positions))
     return result[None], None
 
 
-def _attend_to(
+def _attend_block(
     block: AttentionBlock, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
 ) -> torch.Tensor:
-    """Attention for the padded rows of one block, [slots, heads, width, size], and of that shape."""
+    """Attention for the padded rows of one block; input and output are [slots, heads, width, size]."""
     first, last = block.slots
     num, heads, width, _ = query.shape
     groups = heads // key.shape[1]
-    answers = torch.nn.functional.scaled_dot_product_attention(
+    outputs = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(num, key.shape[1], groups * width, -1),
         key[first:last, :, : block.length],
         value[first:last, :, : block.length],
-        attn_mask=block.folded(groups),
+        attn_mask=block.grouped_mask(groups),
         scale=scaling,
     )
-    return answers.view(num, heads, width, -1)
+    return outputs.view(num, heads, width, -1)
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(ATTENTION_NAME, attend)
+AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)

@@ -1,4 +1,4 @@
-"""transformers' own ways to decode, for whoever wants to compare: plain, assisted, and by prompt lookup."""
+"""Decoding by transformers itself, as a baseline: non-speculative, assisted, or with prompt lookup."""
 
 from __future__ import annotations
 
@@ -11,55 +11,63 @@ import torch
 from transformers import GenerationConfig, set_seed
 
 from forerun.errors import ConfigurationError
-from forerun.models.loading import ends_of, load_model
+from forerun.models.loading import get_eos_token_ids, load_model
 from forerun.types import SamplingParams
 
-How = Literal["plain", "assisted", "lookup"]
+DecodingMethod = Literal["baseline", "assisted", "lookup"]
 
-LOOKUP: Final = 10
-"""Tokens that a prompt lookup guesses, as in transformers' documentation."""
+NUM_LOOKUP_TOKENS: Final = 10
+"""Draft tokens of prompt lookup, as in transformers' documentation."""
 
 
 @dataclass(slots=True)
 class ForwardPasses:
-    """How many rows each pass of the model had for an answer; the first reads the prompt."""
+    """Rows of each forward pass for one output; the first pass is the prefill."""
 
     rows: list[int] = field(default_factory=list)
 
     def count(self, _: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """Called before every pass."""
+        """Record a forward pass; a pre-hook of the model."""
         self.rows.append((args[0] if args else given["input_ids"]).shape[1])
 
 
 class HFBaseline:
-    """A model decoded by transformers."""
+    """A model with the generate loop of transformers."""
 
     def __init__(
-        self, model: str | Path, dtype: torch.dtype, how: How = "plain", draft: str | Path | None = None
+        self,
+        model: str | Path,
+        dtype: torch.dtype,
+        method: DecodingMethod = "baseline",
+        draft: str | Path | None = None,
     ) -> None:
-        if (how == "assisted") != (draft is not None):
-            raise ConfigurationError("assisted decoding, and no other, needs a draft model")
+        if (method == "assisted") != (draft is not None):
+            raise ConfigurationError(
+                f"got method {method!r} with draft model {draft}; a draft model is needed for `assisted` only"
+            )
         self.model = load_model(model, dtype)
-        self.ends = sorted(ends_of(self.model))
-        self._how: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKUP} if how == "lookup" else {}
+        self.eos_token_ids = sorted(get_eos_token_ids(self.model))
+        self._lookup: dict[str, Any] = (
+            {"prompt_lookup_num_tokens": NUM_LOOKUP_TOKENS} if method == "lookup" else {}
+        )
         self._draft = {} if draft is None else {"assistant_model": load_model(draft, dtype)}
 
-    def say(
+    def generate(
         self,
         prompt: Sequence[int],
         sampling: SamplingParams,
         max_tokens: int,
         put: Callable[[list[int]], None],
     ) -> ForwardPasses:
-        """Answer a prompt; tokens are put out as they come."""
-        drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        """Generate an output; `put` gets its tokens as they are committed."""
+        sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
         config = GenerationConfig(
             max_new_tokens=max_tokens,
             pad_token_id=0,
-            eos_token_id=self.ends or None,
+            eos_token_id=self.eos_token_ids or None,
             repetition_penalty=1.0,
-            **({"do_sample": False} if sampling.greedy else drawn),
-            **self._how,
+            **({"do_sample": False} if sampling.greedy else sampled),
+            **self._lookup,
         )
         ids = torch.tensor([list(prompt)])
         passes = ForwardPasses()
@@ -81,17 +89,17 @@ class HFBaseline:
 
 
 class _Streamer:
-    """What transformers gives tokens to: the prompt first, which nobody asked for."""
+    """The streamer protocol of transformers; drops the prompt, which comes first."""
 
     def __init__(self, put: Callable[[list[int]], None]) -> None:
         self._put = put
         self._begun = False
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Some tokens."""
+        """Pass new tokens on."""
         if self._begun:
             self._put(tokens.flatten().tolist())
         self._begun = True
 
     def end(self) -> None:
-        """No more."""
+        """Required by the protocol; nothing to do."""

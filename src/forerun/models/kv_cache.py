@@ -1,8 +1,8 @@
-"""The KV cache: keys and values of many texts, a slot each, preallocated.
+"""The KV cache: preallocated keys and values, one slot per sequence.
 
-A slot has a length, the number of rows that are committed. Rows of a pass are written behind it; rolling
-back is not raising the length, and keeping one path of a tree moves its rows together. The cache knows
-places, not tokens.
+A slot's length is the number of its committed rows. A forward pass appends rows behind it. Committing raises
+the length, after moving the rows of an accepted path together; rolling back leaves it. The cache stores rows
+and knows no tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forerun.types import IntArray
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a model keeps of a token: in each layer, for each key-value head, a key and a value."""
+    """The shape of a token's keys and values: one of each per layer and key-value head."""
 
     num_layers: int
     num_heads: int
@@ -31,10 +31,10 @@ class CacheShape:
 
 
 class SlottedCache(Cache):  # type: ignore[misc]  # transformers has no types
-    """Room for `num_slots` texts of `max_length` tokens.
+    """Keys and values for `num_slots` sequences of `max_length` tokens.
 
-    Memory is zeroed and on CPUs taken only where it is written to. It has to be zeroed: what may not be
-    looked at counts with weight 0, and 0 times NaN is NaN.
+    Memory is zeroed, because masked rows count with weight 0, and 0 times NaN is NaN. On CPUs the operating
+    system allocates it when it is first written.
     """
 
     def __init__(
@@ -44,76 +44,76 @@ class SlottedCache(Cache):  # type: ignore[misc]  # transformers has no types
         self.num_slots = num_slots
         self.max_length = max_length
         self.lengths: IntArray = np.zeros(num_slots, dtype=np.int64)
-        places = (shape.num_layers, num_slots * max_length, shape.num_heads)
-        self._keys = torch.zeros(*places, shape.key_size, dtype=dtype, device=device)
-        self._values = torch.zeros(*places, shape.value_size, dtype=dtype, device=device)
+        rows = (shape.num_layers, num_slots * max_length, shape.num_heads)
+        self._keys = torch.zeros(*rows, shape.key_size, dtype=dtype, device=device)
+        self._values = torch.zeros(*rows, shape.value_size, dtype=dtype, device=device)
         self._free = list(range(num_slots))
-        self._touched: IntArray = np.zeros(num_slots, dtype=np.int64)
-        self._at = self._nowhere = torch.zeros(0, dtype=torch.long, device=device)
-        self._views = [
+        self._num_written: IntArray = np.zeros(num_slots, dtype=np.int64)
+        self._write_rows = self._no_rows = torch.zeros(0, dtype=torch.long, device=device)
+        self._by_layer = [
             (self._by_slot(k), self._by_slot(v)) for k, v in zip(self._keys, self._values, strict=True)
         ]
-        self._shown: tuple[slice, slice, slice] | None = None
+        self._view: tuple[slice, slice, slice] | None = None
 
     @property
     def num_free(self) -> int:
-        """How many slots nobody has; a text of up to `max_length` tokens fits each."""
+        """Free slots; each holds a sequence of up to `max_length` tokens."""
         return len(self._free)
 
     def allocate(self) -> int:
-        """The lowest free slot, empty; neighbours are attended to together."""
+        """Allocate the lowest free slot, so that slots in use are neighbours and share a block."""
         slot = heapq.heappop(self._free)
         self.lengths[slot] = 0
         return slot
 
     def free(self, slot: int) -> None:
-        """Give a slot back, wiped: its next text must not meet what a broken one left."""
+        """Free a slot and zero it, so that NaN rows of its last sequence do not reach the next one."""
         first = slot * self.max_length
-        last = first + int(self._touched[slot])
+        last = first + int(self._num_written[slot])
         self._keys[:, first:last].zero_()
         self._values[:, first:last].zero_()
-        self._touched[slot] = self.lengths[slot] = 0
+        self._num_written[slot] = self.lengths[slot] = 0
         heapq.heappush(self._free, slot)
 
     @contextmanager
-    def aimed(self, slots: IntArray, rows: IntArray) -> Iterator[None]:
-        """Where the pass inside writes: for each of its rows the slot, and the row of that slot."""
-        np.maximum.at(self._touched, slots, rows + 1)
-        self._at = torch.from_numpy(slots * self.max_length + rows).to(self._keys.device)
+    def writing_to(self, slots: IntArray, rows: IntArray) -> Iterator[None]:
+        """Direct the forward pass inside: its row i is written to row `rows[i]` of slot `slots[i]`."""
+        np.maximum.at(self._num_written, slots, rows + 1)
+        self._write_rows = torch.from_numpy(slots * self.max_length + rows).to(self._keys.device)
         try:
             yield
         finally:
-            self._at = self._nowhere
+            self._write_rows = self._no_rows
 
-    def show(self, first: int, last: int, length: int) -> None:
-        """Say what an attention of the model's own sees: the beginnings of these slots."""
-        self._shown = (slice(first, last), slice(None), slice(length))
+    def set_view(self, first: int, last: int, length: int) -> None:
+        """Restrict `update` to the first `length` rows of these slots, for a model's own attention."""
+        self._view = (slice(first, last), slice(None), slice(length))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of a pass, [1, heads, rows, size]; returns all, or what is shown."""
-        self._keys[layer_idx].index_copy_(0, self._at, key_states[0].transpose(0, 1))
-        self._values[layer_idx].index_copy_(0, self._at, value_states[0].transpose(0, 1))
-        keys, values = self._views[layer_idx]
-        return (keys, values) if self._shown is None else (keys[self._shown], values[self._shown])
+        """Write the keys and values of a forward pass, [1, heads, rows, size]; returns all, or the view."""
+        self._keys[layer_idx].index_copy_(0, self._write_rows, key_states[0].transpose(0, 1))
+        self._values[layer_idx].index_copy_(0, self._write_rows, value_states[0].transpose(0, 1))
+        keys, values = self._by_layer[layer_idx]
+        return (keys, values) if self._view is None else (keys[self._view], values[self._view])
 
     def _by_slot(self, rows: torch.Tensor) -> torch.Tensor:
-        """[slots, heads, length, size] of a layer, not copied."""
+        """A layer as [slots, heads, length, size], without a copy."""
         return rows.view(self.num_slots, self.max_length, *rows.shape[1:]).transpose(1, 2)
 
     def move(self, slots: IntArray, source: IntArray, target: IntArray) -> None:
         """Copy rows within their slots, all layers at once; every source is read before any is written."""
         first = slots * self.max_length
-        there = torch.from_numpy(first + source).to(self._keys.device)
-        here = torch.from_numpy(first + target).to(self._keys.device)
+        source_rows = torch.from_numpy(first + source).to(self._keys.device)
+        target_rows = torch.from_numpy(first + target).to(self._keys.device)
         for rows in (self._keys, self._values):
-            rows.index_copy_(1, here, rows.index_select(1, there))
+            rows.index_copy_(1, target_rows, rows.index_select(1, source_rows))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Nothing, as far as transformers should know: positions and masks are always given."""
+        """Zero for transformers: the runner always passes positions and masks."""
         return 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
-        """How many tokens a slot holds."""
+        """The capacity of a slot in tokens."""
         return self.max_length

@@ -1,4 +1,4 @@
-"""Models and tokenizers from a directory or a name, with errors that say what is wrong."""
+"""Loads models and tokenizers from a directory or by name."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from transformers.utils import logging
 from forerun.errors import ConfigurationError, UnreadableModel
 
 
-def device_of(name: str | None) -> torch.device:
-    """A device by its name; a GPU if there is one, unless told otherwise."""
+def resolve_device(name: str | None) -> torch.device:
+    """A device by its name; by default a GPU if there is one."""
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigurationError(f"there is no device {name!r} here; cpu is always there") from error
+        raise ConfigurationError(f"device {name!r} is not available; use cpu") from error
     return torch.device(name)
 
 
 def load_model(
     model: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Any:
-    """A causal language model of transformers, ready to run; in its own precision unless told otherwise."""
-    logging.disable_progress_bar()  # commands show their own
+    """A causal language model of transformers in evaluation mode; by default in its own dtype."""
+    logging.disable_progress_bar()  # the commands have their own
     try:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype or "auto")
     except (OSError, ValueError) as error:
@@ -36,14 +36,14 @@ def load_model(
 
 
 def load_tokenizer(model: str | Path) -> Any:
-    """The tokenizer that belongs to a model."""
+    """The tokenizer of a model."""
     try:
         return AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise UnreadableModel(f"{model} has no tokenizer: give the prompts as lists of token ids") from error
+        raise UnreadableModel(f"{model} has no tokenizer; pass prompts as lists of token ids") from error
 
 
-def ends_of(model: Any) -> frozenset[int]:
-    """The tokens that end an answer of this model."""
+def get_eos_token_ids(model: Any) -> frozenset[int]:
+    """The end-of-sequence tokens of a model."""
     ids = model.generation_config.eos_token_id
     return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -1,1 +1,1 @@
-"""Servers that speak as OpenAI does: started on loopback, asked, and understood."""
+"""OpenAI-compatible servers: processes on loopback, requests, and parsing of responses."""

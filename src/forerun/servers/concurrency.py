@@ -1,4 +1,4 @@
-"""Many requests at once, answers in their order."""
+"""Concurrent requests with responses in request order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Reply = TypeVar("Reply")
 
 
 def map_concurrent(
-    ask: Callable[[Request], Reply], requests: Iterable[Request], at_once: int
+    send: Callable[[Request], Reply], requests: Iterable[Request], concurrency: int
 ) -> Iterator[Reply]:
-    """Ask for everything, `at_once` requests at a time. Requests not yet sent are dropped at an error.
+    """Send all requests, `concurrency` of them in flight. An error drops the requests not yet sent.
 
-    An interrupt does not wait for the answers under way: the caller closes the connections.
+    An interrupt does not wait for responses in flight: the caller closes the connections.
     """
-    pool = ThreadPoolExecutor(at_once)
+    pool = ThreadPoolExecutor(concurrency)
     wait = True
     try:
-        yield from pool.map(ask, requests)
+        yield from pool.map(send, requests)
     except KeyboardInterrupt:
         wait = False
         raise

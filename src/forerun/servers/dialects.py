@@ -1,7 +1,7 @@
-"""What OpenAI-compatible servers call the settings that OpenAI does not have, and how they tell tokens.
+"""Request fields of OpenAI-compatible servers that OpenAI's API lacks, and how each returns tokens.
 
-Every setting is sent, the neutral ones too: servers have defaults of their own (a top-k of 40, a min-p of
-0.05, what a model's generation_config says), and a law is only compared if it is the same on both sides.
+Every sampling setting is sent, neutral ones included: servers have defaults of their own (top-k 40, min-p
+0.05, the model's generation_config), and a comparison needs the same settings on both sides.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from forerun.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one family of servers is spoken to."""
+    """Request fields of one family of servers."""
 
     name: str
     repetition_penalty: str = "repetition_penalty"
-    all_tokens: int = 0
-    """The top-k that keeps all tokens."""
+    top_k_disabled: int = 0
+    """The value of top_k that keeps all tokens."""
 
-    takes_ids: bool = True
+    accepts_token_ids: bool = True
     """Whether a prompt may be a list of token ids."""
 
-    choices: int = 16
-    """How many answers to ask for in one request."""
+    choices_per_request: int = 16
+    """Completions per request (`n`)."""
 
     logprobs: int | None = None
-    """How many log-probabilities it takes for an answer to show its tokens; None if it shows them anyway."""
+    """The `logprobs` that a response needs to include its tokens; None if it always includes them."""
 
     needs_seed: bool = False
-    """Whether requests without a seed repeat those of the last start, so that each must have its own."""
+    """Whether the server repeats its random numbers after a restart, so that each request needs a seed."""
 
     extra: dict[str, Any] = field(default_factory=dict)
-    """What else makes it show its tokens, or sample as others do."""
+    """Further fields that make the server return its tokens, or sample in the same order as others."""
 
     def settings(self, sampling: SamplingParams) -> dict[str, Any]:
-        """The sampling settings of a request's body."""
+        """The sampling settings of a request body."""
         body: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k or self.all_tokens,
+            "top_k": sampling.top_k or self.top_k_disabled,
             "min_p": sampling.min_p,
             self.repetition_penalty: sampling.repetition_penalty,
             "presence_penalty": sampling.presence_penalty,
@@ -56,21 +56,21 @@ class Dialect:
 
 
 VLLM = Dialect("vllm", extra={"return_token_ids": True, "return_tokens_as_token_ids": True})
-SGLANG = Dialect("sglang", all_tokens=-1, extra={"return_token_ids": True})
+SGLANG = Dialect("sglang", top_k_disabled=-1, extra={"return_token_ids": True})
 LLAMA_SERVER = Dialect(
     "llama-server",
     repetition_penalty="repeat_penalty",
-    choices=1,
+    choices_per_request=1,
     logprobs=1,
     extra={"samplers": ["penalties", "temperature", "min_p", "top_k", "top_p"], "repeat_last_n": -1},
 )
-"""In vLLM's order, where its own puts temperature last; its penalties count the prompt, vLLM's do not."""
+"""Samplers in vLLM's order (its own default applies temperature last). Its penalties count the prompt."""
 
 LLAMA_CPP_PYTHON = Dialect(
     "llama-cpp-python",
     repetition_penalty="repeat_penalty",
-    takes_ids=False,
-    choices=1,
+    accepts_token_ids=False,
+    choices_per_request=1,
     logprobs=1,
     needs_seed=True,
 )
@@ -87,6 +87,6 @@ _OWNERS = {
 }
 
 
-def spoken_by(owner: str) -> Dialect:
-    """The dialect of a server by what it calls the owner of its models; vLLM's, if we do not know it."""
+def detect_dialect(owner: str) -> Dialect:
+    """The dialect of a server by the `owned_by` of its models; vLLM's if unknown."""
     return _OWNERS.get(owner, VLLM)

@@ -1,6 +1,6 @@
-"""Servers on loopback, started to be measured or compared, and stopped again.
+"""Starts and stops servers on loopback for measurements and comparisons.
 
-Owns their processes, ports and logs. A server that fails to start is reported by the last error of its log.
+Owns their processes, ports and logs. If a server fails to start, the error quotes the last error of its log.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import httpx
 from forerun.errors import ServerFailed
 
 STARTUP_TIMEOUT: Final = 600.0
-"""Seconds until a server has to answer: vLLM compiles a model before it does."""
+"""Seconds until a server must respond, which includes the time in which vLLM compiles the model."""
 
 _TAIL: Final = 200_000
-"""The bytes at the end of a log in which its last error is searched."""
+"""Bytes at the end of a log that are searched for the last error."""
 
 _MAX_LINES: Final = 3
 _MAX_LINE: Final = 300
@@ -35,21 +35,21 @@ _MAX_LINE: Final = 300
 _PREFIX: Final = re.compile(
     r"\x1b\[[0-9;]*m"  # colours
     r"|^\([^)]*pid=\d+\) ?"  # the process of vLLM that logged the line
-    r"|^(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] ?"  # the logger's level, time and place
+    r"|^(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] ?"  # the logger's level, time and source
 )
 _ERROR: Final = re.compile(r"^(?:[\w.]*[A-Z]\w*(?:Error|Exception|Interrupt|Failed)\b: \S|.*\berror: \S)")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers, and where its log is."""
+    """A running server and its log."""
 
     url: str
     log: Path
 
     @property
     def v1(self) -> str:
-        """What an OpenAI client takes for its base."""
+        """The base URL for OpenAI clients."""
         return f"{self.url}/v1"
 
 
@@ -61,9 +61,9 @@ def started(
     environment: Mapping[str, str] | None = None,
     startup_timeout: float = STARTUP_TIMEOUT,
 ) -> Iterator[Server]:
-    """Run a command that serves on the `--port` it is told, wait until it answers, and stop it at last."""
+    """Run a command with `--host` and `--port`, wait until the server responds, and stop it on exit."""
     with (
-        _kept_port() as port,
+        _reserved_port() as port,
         log.open("w") as output,
         subprocess.Popen(  # noqa: S603
             [*command, "--host", "127.0.0.1", "--port", str(port)],
@@ -76,44 +76,46 @@ def started(
     ):
         try:
             server = Server(f"http://127.0.0.1:{port}", log)
-            _wait_until_it_answers(server, process, startup_timeout)
+            _wait_until_ready(server, process, startup_timeout)
             yield server
         finally:
             _stop(process)
 
 
 def vllm_command(model: str | Path, *flags: str) -> list[str]:
-    """Stock vLLM's `serve`, in this environment."""
+    """The command that runs vLLM's own `serve` in this environment."""
     return [sys.executable, "-m", "forerun.engines.vllm", "serve", str(model), *flags]
 
 
 def forerun_command(model: str | Path, *flags: str) -> list[str]:
-    """`forerun serve`, in this environment."""
+    """The command that runs `forerun serve` in this environment."""
     return [sys.executable, "-m", "forerun", "serve", str(model), *flags]
 
 
 @contextmanager
-def _kept_port() -> Iterator[int]:
-    """A port that nobody else is given until the server binds it, seconds after it was told to.
+def _reserved_port() -> Iterator[int]:
+    """A port that no other process is assigned until the server binds it, seconds later.
 
-    Linux lets the server, which asks for a port that may be in use again, have what is bound so and not
-    listened on; whoever asks for any port, to listen or to connect from, gets another. Other systems would
-    refuse the server, too: there the port is only chosen.
+    On Linux, a socket bound with SO_REUSEADDR that does not listen keeps the port out of automatic
+    assignment, while a server that sets SO_REUSEADDR can still bind it. Other systems would reject the server
+    as well: there the port is chosen, but not reserved.
     """
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))
-        port: int = keeper.getsockname()[1]
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
         if sys.platform != "linux":
-            keeper.close()
+            holder.close()
         yield port
 
 
-def _wait_until_it_answers(server: Server, process: subprocess.Popen[bytes], startup_timeout: float) -> None:
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], startup_timeout: float) -> None:
     deadline = time.monotonic() + startup_timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServerFailed(f"the server ended with {_ending(process.returncode)}: {_reason(server.log)}")
+            raise ServerFailed(
+                f"the server ended with {_exit_status(process.returncode)}: {_reason(server.log)}"
+            )
         try:
             if httpx.get(f"{server.v1}/models", timeout=2.0).is_success:
                 return
@@ -121,10 +123,10 @@ def _wait_until_it_answers(server: Server, process: subprocess.Popen[bytes], sta
             pass
         time.sleep(0.25)
     limit = f"the start-up timeout of {startup_timeout:g} s"
-    raise ServerFailed(f"the server did not answer within {limit}: {_reason(server.log)}")
+    raise ServerFailed(f"the server did not respond within {limit}: {_reason(server.log)}")
 
 
-def _ending(code: int) -> str:
+def _exit_status(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     killed = " (often the kernel, out of memory)" if -code == signal.SIGKILL else ""
@@ -136,19 +138,19 @@ def _reason(log: Path) -> str:
 
 
 def last_error(log: Path) -> str:
-    """The last distinct exceptions of a log, or its last lines if it has none: a few short lines."""
+    """The last distinct exceptions of a log, or its last lines if it has none, shortened."""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL))
         text = file.read().decode(errors="replace")
     lines = list(filter(None, map(_without_prefixes, text.splitlines())))
-    last = dict.fromkeys(reversed(list(_errors(lines)) or [line.strip() for line in lines[-_MAX_LINES:]]))
-    kept = [line[:_MAX_LINE] for line in list(last)[:_MAX_LINES]]
-    return "\n".join(reversed(kept)) or "the log is empty"
+    distinct = dict.fromkeys(reversed(list(_errors(lines)) or [line.strip() for line in lines[-_MAX_LINES:]]))
+    shown = [line[:_MAX_LINE] for line in list(distinct)[:_MAX_LINES]]
+    return "\n".join(reversed(shown)) or "the log is empty"
 
 
 def _errors(lines: Sequence[str]) -> Iterator[str]:
-    """The lines that name an error, each with the indented line behind it, where some errors say why."""
+    """Lines that name an error, each with the indented line after it, which may hold the cause."""
     for line, following in pairwise([*lines, ""]):
         if _ERROR.match(line):
             yield f"{line} {following.strip()}" if following.startswith(" ") else line
@@ -162,11 +164,11 @@ def _without_prefixes(line: str) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, then end it, with everything it started."""
-    for how, patience in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
+    """Terminate the process group, and kill it if it does not end in time."""
+    for number, timeout in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
         try:
-            os.killpg(process.pid, how)
-            process.wait(timeout=patience)
+            os.killpg(process.pid, number)
+            process.wait(timeout=timeout)
         except ProcessLookupError:
             return
         except subprocess.TimeoutExpired:

@@ -1,1 +1,1 @@
-"""Engines on paper: what speculation does at sizes that are not at hand."""
+"""Simulated engines: speculation on hardware that is not available."""

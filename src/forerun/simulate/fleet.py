@@ -1,4 +1,4 @@
-"""Replicas behind a router. Each request goes to the less busy of two that are picked at random."""
+"""Replicas behind a router that sends each request to the less loaded of two random replicas."""
 
 from __future__ import annotations
 
@@ -11,92 +11,92 @@ import numpy as np
 from forerun.simulate.replica import Replica
 from forerun.simulate.traffic import SimulatedRequest
 
-Watcher = Callable[[float, Replica], None]
+StepObserver = Callable[[float, Replica], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a fleet did in some seconds."""
+class FleetOutcome:
+    """Results of a fleet over the simulated time."""
 
     seconds: float
     tokens_per_second: float
-    tokens_per_pass: float
-    guesses_per_pass: float
+    tokens_per_step: float
+    draft_tokens_per_step: float
     busy: float
     finished: int
     unfinished: int
     waiting: int
-    first_token: tuple[float, float]
-    between_tokens: tuple[float, float]
+    ttft: tuple[float, float]
+    itl: tuple[float, float]
     """Medians and 99th percentiles, in seconds."""
 
 
 def serve(
     replicas: Sequence[Replica],
-    visits: Iterable[SimulatedRequest],
+    requests: Iterable[SimulatedRequest],
     seconds: float,
     random: np.random.Generator,
     *,
-    watch: Watcher = lambda *_: None,
-) -> Outcome:
-    """Let requests come for so many seconds, and say what came out by then."""
+    observe: StepObserver = lambda *_: None,
+) -> FleetOutcome:
+    """Serve requests for `seconds` of simulated time and return the results."""
     running: list[tuple[float, int]] = []
     idle = set(range(len(replicas)))
-    for visit in (*visits, None):
-        until = seconds if visit is None else visit.arrival
-        _run(replicas, running, idle, until, watch)
-        if visit is None:
+    for request in (*requests, None):
+        until = seconds if request is None else request.arrival
+        _advance(replicas, running, idle, until, observe)
+        if request is None:
             break
-        one, other = random.integers(len(replicas), size=2).tolist()
-        chosen = min(one, other, key=lambda each: replicas[each].num_unfinished)
-        replicas[chosen].waiting.append(visit)
+        first, second = random.integers(len(replicas), size=2).tolist()
+        chosen = min(first, second, key=lambda each: replicas[each].num_unfinished)
+        replicas[chosen].waiting.append(request)
         if chosen in idle:
             idle.remove(chosen)
-            heapq.heappush(running, (visit.arrival + replicas[chosen].begin(), chosen))
+            heapq.heappush(running, (request.arrival + replicas[chosen].begin_step(), chosen))
     return _outcome(replicas, seconds)
 
 
-def _run(
+def _advance(
     replicas: Sequence[Replica],
     running: list[tuple[float, int]],
     idle: set[int],
     until: float,
-    watch: Watcher,
+    observe: StepObserver,
 ) -> None:
-    """End every pass that is over by then, and begin the next wherever anybody is left."""
+    """End every step that is over by `until`; replicas with unfinished requests begin their next step."""
     while running and running[0][0] <= until:
-        now, which = heapq.heappop(running)
-        replica = replicas[which]
-        replica.end(now)
-        watch(now, replica)
+        now, index = heapq.heappop(running)
+        replica = replicas[index]
+        replica.end_step(now)
+        observe(now, replica)
         if replica.num_unfinished:
-            heapq.heappush(running, (now + replica.begin(), which))
+            heapq.heappush(running, (now + replica.begin_step(), index))
         else:
-            idle.add(which)
+            idle.add(index)
 
 
-def _outcome(replicas: Sequence[Replica], seconds: float) -> Outcome:
-    tallies = [replica.tally for replica in replicas]
-    tokens = sum(tally.tokens for tally in tallies)
-    decoding = max(sum(tally.decoding for tally in tallies), 1)
-    said = sum(tally.said for tally in tallies)
-    return Outcome(
+def _outcome(replicas: Sequence[Replica], seconds: float) -> FleetOutcome:
+    stats = [replica.stats for replica in replicas]
+    tokens = sum(each.tokens for each in stats)
+    num_decoding = max(sum(each.decode_steps for each in stats), 1)
+    decoded = sum(each.decoded_tokens for each in stats)
+    return FleetOutcome(
         seconds,
         tokens / seconds,
-        said / decoding,
-        sum(tally.guesses for tally in tallies) / decoding,
-        sum(tally.busy for tally in tallies) / (seconds * len(replicas)),
-        sum(len(tally.to_first) for tally in tallies),
+        decoded / num_decoding,
+        sum(each.draft_tokens for each in stats) / num_decoding,
+        sum(each.busy_seconds for each in stats) / (seconds * len(replicas)),
+        sum(len(each.ttft) for each in stats),
         sum(replica.num_unfinished for replica in replicas),
         sum(len(replica.waiting) for replica in replicas),
-        _middle_and_end([each for tally in tallies for each in tally.to_first]),
-        _middle_and_end([each for tally in tallies for each in tally.between]),
+        _p50_p99([ttft for each in stats for ttft in each.ttft]),
+        _p50_p99([itl for each in stats for itl in each.itl]),
     )
 
 
-def _middle_and_end(values: Sequence[float]) -> tuple[float, float]:
-    """The median and the 99th percentile."""
+def _p50_p99(values: Sequence[float]) -> tuple[float, float]:
+    """Median and 99th percentile."""
     if not values:
         return float("nan"), float("nan")
-    middle, end = np.percentile(values, [50, 99]).tolist()
-    return middle, end
+    p50, p99 = np.percentile(values, [50, 99]).tolist()
+    return p50, p99

@@ -1,7 +1,7 @@
-"""The controller against every fixed length, over costs, batches and texts.
+"""Comparison of the controller with every fixed draft length, over costs, batches and texts.
 
-A batch is always full: who is done is followed by the next. Texts are made before anything is decided: at
-every place it is written whether a guess there is right, so that all who decide are tried on the same texts.
+Batches are always full: the next request replaces a finished one. Texts are generated beforehand and fix for
+every position whether a draft token is accepted there, so all policies see the same texts.
 """
 
 from __future__ import annotations
@@ -14,136 +14,145 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from forerun.control.step_cost import StepCost
-from forerun.simulate.hardware import KNEE
-from forerun.simulate.policies import WIDEST, ControllerPolicy, FixedLengthPolicy, Policy
+from forerun.simulate.hardware import KNEE_SHARPNESS
+from forerun.simulate.policies import MAX_ROWS, ControllerPolicy, FixedLengthPolicy, Policy
 from forerun.types import FloatArray, IntArray
 
 KNEES: Final = (1, 8, 64, 512, 4096)
-"""Rows at which a pass begins to cost what it multiplies: compute-bound for all batches to memory-bound."""
+"""Row counts at which a step becomes compute-bound: from compute-bound to memory-bound for all batches."""
 
-CHANCES: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)
+ACCEPTANCES: Final = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)
 BATCHES: Final = (1, 4, 16, 64, 256)
-Text = Literal["stationary", "shifting", "mixed"]
+TextKind = Literal["stationary", "shifting", "mixed"]
 LENGTHS: Final = (0, 1, 2, 4, 8, 16)
-"""The fixed lengths; 0 is plain decoding. The controller may guess as far as the longest."""
+"""Fixed draft lengths; 0 is non-speculative decoding. The controller's maximum is the longest of them."""
 
-SECOND: Final = 0.02
-"""What a pass of one row takes; only ratios matter."""
+ONE_ROW_SECONDS: Final = 0.02
+"""Seconds of a step at the flat end of the cost curve; only ratios matter."""
 
-TOKENS: Final = 240
-"""Tokens that a text has."""
+TOKENS_PER_TEXT: Final = 240
+"""Tokens per text."""
 
-STRETCH: Final = 120
-"""Where texts shift, so many tokens at a time."""
+SEGMENT_TOKENS: Final = 120
+"""Tokens per segment of shifting texts."""
 
-POOR: Final = 0.05
-"""Where texts are mixed, the chance in every other one."""
+LOW_ACCEPTANCE: Final = 0.05
+"""Acceptance probability of every other request in mixed batches."""
 
-NOISE: Final = 0.03
+TIMING_NOISE: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One place of the grid."""
+class GridCell:
+    """One cell of the grid."""
 
     knee: int
-    chance: float
+    acceptance: float
     batch: int
-    text: Text
+    text: TextKind
 
 
 def grid(
     knees: tuple[int, ...] = KNEES,
-    chances: tuple[float, ...] = CHANCES,
+    acceptances: tuple[float, ...] = ACCEPTANCES,
     batches: tuple[int, ...] = BATCHES,
-) -> list[Cell]:
-    """All places: every cost, chance and batch for texts of one kind and for such as shift; and mixed texts
-    where requests compete for rows, with a knee at twice the batch. Where guesses are free, or none pays,
-    nobody can win anything by telling one request from another.
+) -> list[GridCell]:
+    """All cells: every cost, acceptance probability and batch for stationary and shifting texts, and mixed
+    batches in which requests compete for rows, with the knee at twice the batch size.
+
+    Where draft tokens are free, or where none pays, distinguishing requests gains nothing; mixed batches
+    leave these cases out.
     """
-    of_one_kind: tuple[Text, ...] = ("stationary", "shifting")
-    one_kind = [Cell(*each) for each in product(knees, chances, batches, of_one_kind)]
-    good, several = [each for each in chances if each > 0.5], [each for each in batches if each > 1]
-    return one_kind + [Cell(2 * batch, chance, batch, "mixed") for chance, batch in product(good, several)]
+    uniform_kinds: tuple[TextKind, ...] = ("stationary", "shifting")
+    uniform_cells = [GridCell(*each) for each in product(knees, acceptances, batches, uniform_kinds)]
+    high, batched = [each for each in acceptances if each > 0.5], [each for each in batches if each > 1]
+    mixed_cells = [
+        GridCell(2 * batch, acceptance, batch, "mixed") for acceptance, batch in product(high, batched)
+    ]
+    return uniform_cells + mixed_cells
 
 
-def play(cells: list[Cell]) -> Iterator[dict[str, Any]]:
-    """The controller's speed in every place, over plain decoding and over the best fixed length."""
+def run_grid(cells: list[GridCell]) -> Iterator[dict[str, Any]]:
+    """Speedup of the controller in every cell, over the baseline and over the best fixed length."""
     for cell in cells:
-        texts = Texts(cell)
-        fixed = {length: speed(cell, texts, FixedLengthPolicy(length)) for length in LENGTHS}
-        rows = 2 ** np.arange(int(np.log2(WIDEST)) + 1)
+        texts = SimulatedTexts(cell)
+        fixed = {length: measure_throughput(cell, texts, FixedLengthPolicy(length)) for length in LENGTHS}
+        rows = 2 ** np.arange(int(np.log2(MAX_ROWS)) + 1)
         policy = ControllerPolicy(StepCost(rows.tolist(), _seconds(cell, rows).tolist()), max(LENGTHS))
-        ours = speed(cell, texts, policy)
+        throughput = measure_throughput(cell, texts, policy)
         best = max(fixed, key=fixed.__getitem__)
+        budget = policy.controller.exploration_budget
         yield asdict(cell) | {
-            "over_plain": ours / fixed[0],
-            "over_best_fixed": ours / fixed[best],
+            "speedup": throughput / fixed[0],
+            "speedup_over_best_fixed": throughput / fixed[best],
             "best_fixed": best,
-            "spent_finding_out": policy.controller.purse.spent / policy.controller.purse.total,
+            "exploration_share": budget.spent / budget.total,
         }
 
 
-def _seconds(cell: Cell, rows: IntArray | float) -> FloatArray:
-    """What passes take: flat up to the knee, and from there as their rows."""
-    seconds: FloatArray = SECOND * np.power(1 + (np.asarray(rows) / cell.knee) ** KNEE, 1 / KNEE)
+def _seconds(cell: GridCell, rows: IntArray | float) -> FloatArray:
+    """Step time: flat up to the knee, then proportional to the rows."""
+    relative = (np.asarray(rows) / cell.knee) ** KNEE_SHARPNESS
+    seconds: FloatArray = ONE_ROW_SECONDS * np.power(1 + relative, 1 / KNEE_SHARPNESS)
     return seconds
 
 
-class Texts:
-    """Texts by number: for each place, how many guesses in a row are right from there on."""
+class SimulatedTexts:
+    """Texts by number: for each position, the number of consecutive draft tokens accepted from there."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: GridCell) -> None:
         self.cell = cell
         self._known: dict[int, IntArray] = {}
 
     def __getitem__(self, number: int) -> IntArray:
         if number not in self._known:
             random = np.random.default_rng([number, 7])
-            right = random.random(TOKENS) < self._chances(number)
-            runs, run = np.zeros(TOKENS, dtype=np.int64), 0
-            for place in range(TOKENS - 1, -1, -1):
-                run = run + 1 if right[place] else 0
-                runs[place] = run
+            correct = random.random(TOKENS_PER_TEXT) < self._acceptances(number)
+            runs, run = np.zeros(TOKENS_PER_TEXT, dtype=np.int64), 0
+            for position in range(TOKENS_PER_TEXT - 1, -1, -1):
+                run = run + 1 if correct[position] else 0
+                runs[position] = run
             self._known[number] = runs
         return self._known[number]
 
-    def _chances(self, number: int) -> FloatArray:
-        cell, places = self.cell, np.arange(TOKENS)
+    def _acceptances(self, number: int) -> FloatArray:
+        cell, positions = self.cell, np.arange(TOKENS_PER_TEXT)
         if cell.text == "mixed" and number % 2:
-            return np.full(TOKENS, POOR)
+            return np.full(TOKENS_PER_TEXT, LOW_ACCEPTANCE)
         if cell.text == "shifting":
-            return np.where((number // (2 * cell.batch) + places // STRETCH) % 2, 0.0, cell.chance)
-        return np.full(TOKENS, cell.chance)
+            return np.where(
+                (number // (2 * cell.batch) + positions // SEGMENT_TOKENS) % 2, 0.0, cell.acceptance
+            )
+        return np.full(TOKENS_PER_TEXT, cell.acceptance)
 
     @property
     def num(self) -> int:
-        """How many are read: enough for a fair share of learning, and for a mean."""
+        """Number of texts to decode: enough for learning to have its usual share, and for a stable mean."""
         return max(16, 3 * self.cell.batch)
 
 
-def speed(cell: Cell, texts: Texts, policy: Policy) -> float:
-    """Tokens per second, reading all texts."""
+def measure_throughput(cell: GridCell, texts: SimulatedTexts, policy: Policy) -> float:
+    """Tokens per second over all texts."""
     random = np.random.default_rng(5)
-    reading = list(range(min(cell.batch, texts.num)))
-    runs = np.stack([texts[number] for number in reading])
-    places = np.zeros(len(reading), dtype=np.int64)
-    names = [str(number) for number in reading]
+    numbers = list(range(min(cell.batch, texts.num)))
+    runs = np.stack([texts[number] for number in numbers])
+    positions = np.zeros(len(numbers), dtype=np.int64)
+    names = [str(number) for number in numbers]
     for name in names:
         policy.admit(name)
-    ahead, seconds, tokens = len(reading), 0.0, 0
-    while ahead < texts.num + cell.batch:
+    next_number, seconds, tokens = len(numbers), 0.0, 0
+    while next_number < texts.num + cell.batch:
         lengths = policy.lengths(names, cell.batch, 0)
-        stood = np.minimum(runs[np.arange(len(reading)), places], lengths)
-        took = float(_seconds(cell, float(cell.batch + lengths.sum())))
-        seconds += took
-        policy.observe(stood, took * float(np.exp(NOISE * random.standard_normal())))
-        said = np.minimum(stood + 1, TOKENS - places)
-        tokens += int(said.sum())
-        places += said
-        for slot in np.flatnonzero(places >= TOKENS).tolist():
+        num_accepted = np.minimum(runs[np.arange(len(numbers)), positions], lengths)
+        step_seconds = float(_seconds(cell, float(cell.batch + lengths.sum())))
+        seconds += step_seconds
+        policy.observe(num_accepted, step_seconds * float(np.exp(TIMING_NOISE * random.standard_normal())))
+        emitted = np.minimum(num_accepted + 1, TOKENS_PER_TEXT - positions)
+        tokens += int(emitted.sum())
+        positions += emitted
+        for slot in np.flatnonzero(positions >= TOKENS_PER_TEXT).tolist():
             policy.forget(names[slot])
-            runs[slot], places[slot], names[slot] = texts[ahead], 0, str(ahead)
+            runs[slot], positions[slot], names[slot] = texts[next_number], 0, str(next_number)
             policy.admit(names[slot])
-            ahead += 1
+            next_number += 1
     return tokens / seconds

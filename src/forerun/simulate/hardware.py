@@ -1,12 +1,13 @@
-"""What a step costs on machines that are not at hand: a roofline.
+"""Roofline model of step costs on hardware that is not available.
 
-A pass reads the weights once and every token of context once, and multiplies every row by the weights. It
-takes as long as the slower of the two, with a soft knee between them, and a fixed time to be launched.
+A forward pass reads the weights once and every token of context once, and multiplies every row by the
+weights. It takes as long as the slower of the two, with a soft knee between them, plus a constant launch
+time.
 
 Peak figures are the vendors': NVIDIA's data sheets of the H100 SXM, A100 80GB SXM and L4 (dense bf16), AMD's
 of the MI300X, NVIDIA's of the B200 in a DGX; for the laptop, two channels of DDR5-5600 and eight AVX2 cores
-at 3 GHz. Shapes of models are those of their published configurations. What share of a peak is reached, and
-what a launch takes, are assumptions, the same for all.
+at 3 GHz. Model shapes are those of the published configurations. Achieved shares of the peaks and the launch
+time are assumptions, the same for all devices.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ import numpy as np
 from forerun.errors import ConfigurationError
 from forerun.types import FloatArray
 
-MEMORY_SHARE: Final = 0.8
-COMPUTE_SHARE: Final = 0.6
-"""The share of the peak that a good engine reaches, reading and multiplying."""
+MEMORY_EFFICIENCY: Final = 0.8
+COMPUTE_EFFICIENCY: Final = 0.6
+"""Share of peak bandwidth and of peak compute that a good engine achieves."""
 
-LAUNCH: Final = 0.002
-"""Seconds of a step that are neither, on an accelerator."""
+LAUNCH_SECONDS: Final = 0.002
+"""Seconds per step that are neither memory nor compute time, on an accelerator."""
 
-KNEE: Final = 4.0
-"""How sharply one limit gives way to the other: the exponent of a power mean."""
+KNEE_SHARPNESS: Final = 4.0
+"""Exponent of the power mean that joins the two limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Bytes read and operations done in a second, at best, and the bytes it holds."""
+    """Peak bytes read and operations per second, and memory in bytes."""
 
     bandwidth: float
     operations: float
@@ -41,9 +42,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Weights that are read, weights that a row is multiplied by (fewer where experts are chosen), and bytes
-    of context for every token.
-    """
+    """Weights read, weights active per row (fewer with mixture of experts), and KV bytes per token."""
 
     weights: float
     active: float
@@ -71,7 +70,7 @@ MODELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The cost of a model's steps on some devices that share the work."""
+    """Step cost of a model on a number of devices that share the work."""
 
     device: Device
     model: ModelSpec
@@ -79,22 +78,26 @@ class Roofline:
 
     @classmethod
     def of(cls, device: str, model: str, num_devices: int = 1) -> Roofline:
-        """By name."""
+        """Look up device and model by name."""
         for name, known in ((device, DEVICES), (model, MODELS)):
             if name not in known:
-                raise ConfigurationError(f"nothing is known of {name!r}; there is {', '.join(known)}")
+                raise ConfigurationError(
+                    f"unknown device or model {name!r}; expected one of {', '.join(known)}"
+                )
         return cls(DEVICES[device], MODELS[model], num_devices)
 
     @property
-    def room(self) -> float:
-        """The tokens of context that fit beside the weights."""
+    def context_capacity(self) -> float:
+        """Tokens of context that fit beside the weights."""
         free = 0.9 * self.device.memory * self.num_devices - self.model.weights * self.model.weight_bytes
         return max(free, 0.0) / self.model.context_bytes
 
     def __call__(self, rows: FloatArray, context: float) -> FloatArray:
-        """Seconds of passes of so many rows over so many tokens of context."""
-        read = self.model.weights * self.model.weight_bytes + context * self.model.context_bytes
-        reading = read / (MEMORY_SHARE * self.device.bandwidth * self.num_devices)
-        working = 2 * self.model.active * rows / (COMPUTE_SHARE * self.device.operations * self.num_devices)
-        seconds: FloatArray = LAUNCH + np.power(reading**KNEE + working**KNEE, 1 / KNEE)
+        """Seconds of forward passes with these rows over `context` tokens of context."""
+        bytes_read = self.model.weights * self.model.weight_bytes + context * self.model.context_bytes
+        memory_seconds = bytes_read / (MEMORY_EFFICIENCY * self.device.bandwidth * self.num_devices)
+        operations = COMPUTE_EFFICIENCY * self.device.operations * self.num_devices
+        compute_seconds = 2 * self.model.active * rows / operations
+        powers = memory_seconds**KNEE_SHARPNESS + compute_seconds**KNEE_SHARPNESS
+        seconds: FloatArray = LAUNCH_SECONDS + np.power(powers, 1 / KNEE_SHARPNESS)
         return seconds

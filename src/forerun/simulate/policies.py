@@ -1,4 +1,4 @@
-"""Who decides how far to guess in a simulated engine: nobody, a fixed length, or the controller itself."""
+"""Draft length policies of a simulated engine: fixed, or the controller."""
 
 from __future__ import annotations
 
@@ -7,99 +7,101 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from forerun.control.candidates import ASSUMED, Candidates, leading_mask
+from forerun.control.candidates import ASSUMED_ACCEPTANCE, Candidates, leading_mask
 from forerun.control.controller import Controller
 from forerun.control.step_cost import StepCost
 from forerun.simulate.hardware import Roofline
 from forerun.types import IntArray
 
-WIDEST: Final = 16384
-"""Rows up to which a simulated engine measures its steps before it starts."""
+MAX_ROWS: Final = 16384
+"""Rows up to which a simulated engine profiles its steps."""
 
 
 class Policy(Protocol):
-    """Decides for one engine, step by step."""
+    """Decides draft lengths for one engine, step by step."""
 
     def admit(self, name: str) -> None:
-        """A new request."""
+        """Add a request."""
 
     def forget(self, name: str) -> None:
-        """It is over."""
+        """Remove a finished request."""
 
     def lengths(self, names: Sequence[str], rows: int, context: int) -> IntArray:
-        """How many guesses each request gets, in a pass of so many rows and tokens of context without any."""
+        """Draft length of each request; `rows` and `context` describe the step without draft tokens."""
 
-    def observe(self, stood: IntArray, seconds: float) -> None:
-        """So many of them stood, and the pass took so long."""
+    def observe(self, num_accepted: IntArray, seconds: float) -> None:
+        """Record the accepted draft tokens per request and the duration of the step."""
 
 
 class FixedLengthPolicy:
-    """Always as many guesses; 0 is plain decoding."""
+    """Always the same draft length; 0 is non-speculative decoding."""
 
     def __init__(self, length: int) -> None:
         self.length = length
 
     def admit(self, name: str) -> None:
-        """Nothing to remember."""
+        """Does nothing."""
 
     def forget(self, name: str) -> None:
-        """Nothing to forget."""
+        """Does nothing."""
 
     def lengths(self, names: Sequence[str], rows: int, context: int) -> IntArray:
-        """The same for everybody, whatever it costs."""
+        """The fixed length for every request."""
         del rows, context
         return np.full(len(names), self.length)
 
-    def observe(self, stood: IntArray, seconds: float) -> None:
-        """Nothing to learn."""
+    def observe(self, num_accepted: IntArray, seconds: float) -> None:
+        """Does nothing."""
 
 
 class ControllerPolicy:
-    """What the engines do. A drafter offers everybody a chain and says nothing about how likely it is."""
+    """The controller of the real engines. A drafter proposes a chain for every request and states no
+    probabilities.
+    """
 
-    def __init__(self, cost: StepCost, longest: int) -> None:
+    def __init__(self, cost: StepCost, max_length: int) -> None:
         self.controller = Controller(cost)
-        self.longest = longest
+        self.max_length = max_length
         self._kind = self.controller.survival.kind("simulated", greedy=True)
-        self._offers: dict[int, Candidates] = {}
+        self._cache: dict[int, Candidates] = {}
         self._step = self.controller.begin_step([], 0)
-        self._kept: IntArray = np.zeros(0, dtype=np.int64)
+        self._lengths: IntArray = np.zeros(0, dtype=np.int64)
 
     def admit(self, name: str) -> None:
-        """A new request."""
+        """Add a request."""
         self.controller.admit(name, greedy=True)
 
     def forget(self, name: str) -> None:
-        """It is over."""
+        """Remove a finished request."""
         self.controller.forget(name)
 
     def lengths(self, names: Sequence[str], rows: int, context: int) -> IntArray:
-        """As many as pay."""
+        """The lengths that the controller chooses."""
         self._step = self.controller.begin_step(names, rows, context)
-        offer = self._offer(len(names))
-        kept = self.controller.choose(self._step, offer)
-        self._kept = np.bincount(offer.owners[kept], minlength=len(names))
-        return self._kept
+        candidates = self._chains(len(names))
+        keep = self.controller.choose(self._step, candidates)
+        self._lengths = np.bincount(candidates.owners[keep], minlength=len(names))
+        return self._lengths
 
-    def observe(self, stood: IntArray, seconds: float) -> None:
-        """Let the controller learn."""
-        self.controller.record_step(self._step, leading_mask(self._kept, stood), seconds)
+    def observe(self, num_accepted: IntArray, seconds: float) -> None:
+        """Report the outcome to the controller."""
+        self.controller.record_step(self._step, leading_mask(self._lengths, num_accepted), seconds)
 
-    def _offer(self, num: int) -> Candidates:
-        """A chain for each of so many requests."""
-        if num not in self._offers:
-            depth = np.tile(np.arange(self.longest), num)
-            self._offers[num] = Candidates(
-                ASSUMED ** (depth + 1.0),
+    def _chains(self, num_requests: int) -> Candidates:
+        """Candidates with one chain per request."""
+        if num_requests not in self._cache:
+            depth = np.tile(np.arange(self.max_length), num_requests)
+            self._cache[num_requests] = Candidates(
+                ASSUMED_ACCEPTANCE ** (depth + 1.0),
                 np.where(depth == 0, -1, np.arange(len(depth)) - 1),
                 np.full(len(depth), self._kind),
-                np.repeat(np.arange(num), self.longest),
+                np.repeat(np.arange(num_requests), self.max_length),
                 np.zeros(len(depth), dtype=bool),
             )
-        return self._offers[num]
+        return self._cache[num_requests]
 
 
-def profiled(roofline: Roofline) -> StepCost:
-    """The curve that an engine would measure before it starts, with nothing in its context."""
-    rows = 2 ** np.arange(int(np.log2(WIDEST)) + 1)
+def profile_roofline(roofline: Roofline) -> StepCost:
+    """The curve that an engine would profile at startup, with an empty context."""
+    rows = 2 ** np.arange(int(np.log2(MAX_ROWS)) + 1)
     return StepCost(rows.tolist(), roofline(rows.astype(np.float64), 0.0).tolist())

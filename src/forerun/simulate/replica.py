@@ -1,5 +1,5 @@
-"""One replica: a continuous-batching engine on paper. Its passes take what a curve says, and guesses stand by
-chance; who decides how far to guess is the same as in the engines.
+"""One replica: a simulated continuous-batching engine. A cost function gives its step times, draft tokens are
+accepted at random, and the policy is that of the real engines.
 """
 
 from __future__ import annotations
@@ -16,163 +16,186 @@ from forerun.simulate.policies import Policy
 from forerun.simulate.traffic import SimulatedRequest
 from forerun.types import FloatArray, IntArray
 
-Curve = Callable[[FloatArray, float], FloatArray]
-"""Seconds of passes: by their rows, over so many tokens of context."""
+CostFunction = Callable[[FloatArray, float], FloatArray]
+"""Seconds of forward passes, by rows and tokens of context."""
 
-CHUNK: Final = 2048
-"""Rows of prompts that a pass reads at most."""
+PREFILL_CHUNK: Final = 2048
+"""Maximum number of prefill rows per step."""
 
-TINY: Final = 1e-9
-"""No chance is nearer to 0 or 1."""
+MIN_PROBABILITY: Final = 1e-9
+"""Acceptance probabilities are clipped to [MIN_PROBABILITY, 1 - MIN_PROBABILITY]."""
 
-NOISE: Final = 0.03
-"""How much the time of one pass differs from the next, as a logarithm."""
+TIMING_NOISE: Final = 0.03
+"""Standard deviation of the logarithm of a step time."""
 
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """A request in a replica: what is left of it, and when its tokens came."""
+    """A request in a replica: remaining prefill and output, acceptance probabilities, and time of its first
+    token.
+    """
 
-    visit: SimulatedRequest
+    request: SimulatedRequest
     name: str
-    unread: int
-    left: int
+    prefill_left: int
+    output_left: int
     context: int
-    chance: float
-    other: float
-    stretch: tuple[float, float]
-    first: float = 0.0
+    acceptance: float
+    other_acceptance: float
+    segment_tokens: tuple[float, float]
+    first_token_at: float = 0.0
+
+    def switch_segment(self) -> None:
+        """Switch between repeating and other text."""
+        self.acceptance, self.other_acceptance = self.other_acceptance, self.acceptance
+        self.segment_tokens = self.segment_tokens[::-1]
 
 
 @dataclass(slots=True)
 class SimulatedStep:
-    """One pass: how long it took, for how many that decode, what they said, and how many guesses they had."""
+    """One step: its duration, the number of decoding requests, and their emitted and draft tokens."""
 
     seconds: float = 0.0
-    decoding: int = 0
-    said: int = 0
-    guesses: int = 0
+    num_decoding: int = 0
+    tokens: int = 0
+    draft_tokens: int = 0
 
 
 @dataclass(slots=True)
 class ReplicaStats:
-    """What came out: tokens, those of them that were decoded, passes; and of requests that are done the
-    seconds to the first token and between two.
+    """Totals of a replica. `tokens` includes first tokens, `decoded_tokens` does not. `decode_steps` counts
+    each decoding request in each step. `ttft` and `itl` hold one value in seconds per finished request.
     """
 
     tokens: int = 0
-    said: int = 0
-    passes: int = 0
-    decoding: int = 0
-    guesses: int = 0
-    busy: float = 0.0
-    to_first: list[float] = field(default_factory=list)
-    between: list[float] = field(default_factory=list)
+    decoded_tokens: int = 0
+    steps: int = 0
+    decode_steps: int = 0
+    draft_tokens: int = 0
+    busy_seconds: float = 0.0
+    ttft: list[float] = field(default_factory=list)
+    itl: list[float] = field(default_factory=list)
 
 
 class Replica:
-    """Runs one pass after the other: `begin` decides and says how long it takes, `end` says what it said."""
+    """Runs one step after the other: `begin_step` decides and returns the duration, `end_step` commits the
+    tokens.
+    """
 
     def __init__(
         self,
-        curve: Curve,
+        curve: CostFunction,
         policy: Policy,
         random: np.random.Generator,
         *,
         max_batch: int,
-        room: float = np.inf,
+        kv_capacity: float = np.inf,
     ) -> None:
         self.curve = curve
         self.policy = policy
         self.random = random
         self.max_batch = max_batch
-        self.room = room
+        self.kv_capacity = kv_capacity
         self.waiting: deque[SimulatedRequest] = deque()
-        self.stays: list[ActiveRequest] = []
-        self.tally = ReplicaStats()
+        self.active: list[ActiveRequest] = []
+        self.stats = ReplicaStats()
         self._names = count()
-        self._reading: dict[int, int] = {}
+        self._prefill: dict[int, int] = {}
         self._decoding: list[int] = []
-        self._stood: IntArray = np.zeros(0, dtype=np.int64)
-        self.last = SimulatedStep()
+        self._num_accepted: IntArray = np.zeros(0, dtype=np.int64)
+        self.last_step = SimulatedStep()
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that are here."""
-        return len(self.waiting) + len(self.stays)
+        """Number of waiting and active requests."""
+        return len(self.waiting) + len(self.active)
 
-    def begin(self) -> float:
-        """Admit whoever fits, decide how far to guess, and run; returns how long that takes."""
+    def begin_step(self) -> float:
+        """Admit requests that fit, choose draft lengths, and run a step; returns its duration in seconds."""
         self._admit()
-        self._reading, left = {}, CHUNK
-        for place, stay in enumerate(self.stays):
-            if stay.unread and left:
-                self._reading[place] = min(stay.unread, left)
-                left -= self._reading[place]
-        self._decoding = [place for place, stay in enumerate(self.stays) if not stay.unread]
-        rows = len(self._decoding) + sum(self._reading.values())
-        context = sum(stay.context for stay in self.stays)
-        names = [self.stays[place].name for place in self._decoding]
+        self._prefill, budget = {}, PREFILL_CHUNK
+        for index, request in enumerate(self.active):
+            if request.prefill_left and budget:
+                self._prefill[index] = min(request.prefill_left, budget)
+                budget -= self._prefill[index]
+        self._decoding = [index for index, request in enumerate(self.active) if not request.prefill_left]
+        rows = len(self._decoding) + sum(self._prefill.values())
+        context = sum(request.context for request in self.active)
+        names = [self.active[index].name for index in self._decoding]
         lengths = self.policy.lengths(names, rows, context)
-        chances = np.array([self.stays[place].chance for place in self._decoding])
-        chances = np.clip(chances, TINY, 1 - TINY)
-        run = np.log(self.random.random(len(chances))) / np.log(chances)
-        self._stood = np.minimum(run, lengths).astype(np.int64)
+        acceptances = np.array([self.active[index].acceptance for index in self._decoding])
+        acceptances = np.clip(acceptances, MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        run = np.log(self.random.random(len(acceptances))) / np.log(acceptances)
+        self._num_accepted = np.minimum(run, lengths).astype(np.int64)
         num_rows = float(rows + lengths.sum())
-        noise = np.exp(NOISE * self.random.standard_normal())
+        noise = np.exp(TIMING_NOISE * self.random.standard_normal())
         seconds = float(self.curve(np.array([num_rows]), context)[0] * noise)
-        self.last = SimulatedStep(seconds, len(names), 0, int(lengths.sum()))
-        self.tally.passes += 1
-        self.tally.decoding += len(names)
-        self.tally.guesses += self.last.guesses
-        self.tally.busy += seconds
+        self.last_step = SimulatedStep(seconds, len(names), 0, int(lengths.sum()))
+        self.stats.steps += 1
+        self.stats.decode_steps += len(names)
+        self.stats.draft_tokens += self.last_step.draft_tokens
+        self.stats.busy_seconds += seconds
         return seconds
 
-    def end(self, now: float) -> None:
-        """The pass is over: everybody moves on by what was said."""
-        self.policy.observe(self._stood, self.last.seconds)
-        for place, num in self._reading.items():
-            stay = self.stays[place]
-            stay.unread -= num
-            stay.context += num
-            if not stay.unread:
-                stay.first = now
-                stay.left -= 1
-                self.tally.tokens += 1
-        for place, stood in zip(self._decoding, self._stood.tolist(), strict=True):
-            stay = self.stays[place]
-            said = min(stood + 1, stay.left)
-            stay.left -= said
-            stay.context += said
-            self.tally.tokens += said
-            self.tally.said += said
-            self.last.said += said
-            if stay.other >= 0 and self.random.random() < said / stay.stretch[0]:
-                stay.chance, stay.other, stay.stretch = stay.other, stay.chance, stay.stretch[::-1]
+    def end_step(self, now: float) -> None:
+        """Commit the tokens of the step and remove finished requests."""
+        self.policy.observe(self._num_accepted, self.last_step.seconds)
+        for index, num in self._prefill.items():
+            request = self.active[index]
+            request.prefill_left -= num
+            request.context += num
+            if not request.prefill_left:
+                request.first_token_at = now
+                request.output_left -= 1
+                self.stats.tokens += 1
+        for index, num_accepted in zip(self._decoding, self._num_accepted.tolist(), strict=True):
+            request = self.active[index]
+            num_emitted = min(num_accepted + 1, request.output_left)
+            request.output_left -= num_emitted
+            request.context += num_emitted
+            self.stats.tokens += num_emitted
+            self.stats.decoded_tokens += num_emitted
+            self.last_step.tokens += num_emitted
+            if (
+                request.other_acceptance >= 0
+                and self.random.random() < num_emitted / request.segment_tokens[0]
+            ):
+                request.switch_segment()
         self._retire(now)
 
     def _admit(self) -> None:
-        held = sum(stay.context + stay.unread + stay.left for stay in self.stays)
-        while self.waiting and len(self.stays) < self.max_batch:
-            visit = self.waiting[0]
-            held += visit.prompt + visit.output
-            if held > self.room and self.stays:
+        reserved = sum(
+            request.context + request.prefill_left + request.output_left for request in self.active
+        )
+        while self.waiting and len(self.active) < self.max_batch:
+            arrived = self.waiting[0]
+            reserved += arrived.prompt + arrived.output
+            if reserved > self.kv_capacity and self.active:
                 break
             self.waiting.popleft()
             name = str(next(self._names))
             self.policy.admit(name)
-            self.stays.append(
+            self.active.append(
                 ActiveRequest(
-                    visit, name, visit.prompt, visit.output, 0, visit.chance, visit.other, visit.stretch
+                    arrived,
+                    name,
+                    arrived.prompt,
+                    arrived.output,
+                    0,
+                    arrived.acceptance,
+                    arrived.other_acceptance,
+                    arrived.segment_tokens,
                 )
             )
 
     def _retire(self, now: float) -> None:
-        over = [stay for stay in self.stays if not stay.unread and stay.left <= 0]
-        if not over:
+        finished = [
+            request for request in self.active if not request.prefill_left and request.output_left <= 0
+        ]
+        if not finished:
             return
-        self.stays = [stay for stay in self.stays if stay.unread or stay.left > 0]
-        for stay in over:
-            self.policy.forget(stay.name)
-            self.tally.to_first.append(stay.first - stay.visit.arrival)
-            self.tally.between.append((now - stay.first) / max(stay.visit.output - 1, 1))
+        self.active = [request for request in self.active if request.prefill_left or request.output_left > 0]
+        for request in finished:
+            self.policy.forget(request.name)
+            self.stats.ttft.append(request.first_token_at - request.request.arrival)
+            self.stats.itl.append((now - request.first_token_at) / max(request.request.output - 1, 1))

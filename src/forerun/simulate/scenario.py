@@ -1,4 +1,4 @@
-"""A scenario: machines, requests and who decides, read from YAML; and what becomes of it."""
+"""Scenarios: hardware, traffic and policies, read from YAML, and their results."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forerun.errors import ConfigurationError
-from forerun.simulate.fleet import Outcome, serve
+from forerun.simulate.fleet import FleetOutcome, serve
 from forerun.simulate.hardware import Roofline
-from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, Policy, profiled
+from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, Policy, profile_roofline
 from forerun.simulate.replica import Replica
-from forerun.simulate.traffic import Acceptance, Arrivals, Length, Poisson, Positive, Recorded, visits
+from forerun.simulate.traffic import (
+    Acceptance,
+    Arrivals,
+    Length,
+    Poisson,
+    Positive,
+    Recorded,
+    generate_requests,
+)
 from forerun.types import FloatArray
 
-PLAIN, FIXED, OURS = "plain", "fixed", "forerun"
+BASELINE, FIXED, FORERUN = "baseline", "fixed", "forerun"
 
-QUEUE: Final = 4
-"""Requests that may wait for a place in a machine that keeps up."""
+MAX_QUEUE: Final = 4
+"""Maximum number of waiting requests of a replica that sustains its load."""
 
-DOUBLINGS: Final = 12
-"""Halvings of the interval in which the load that a machine bears is searched."""
+BISECTION_STEPS: Final = 12
+"""Bisection steps of the search for the load that a replica sustains."""
 
 
 class Scenario(BaseModel):
-    """What is simulated."""
+    """A simulated deployment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -48,166 +56,182 @@ class Scenario(BaseModel):
     acceptance: Acceptance
     max_draft: Annotated[int, Field(ge=1, le=64)] = 16
     fixed_draft: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=4, description="what a fixed length is set to, for comparison"
+        default=4, description="draft length of the fixed-length policy"
     )
     token_seconds: Positive | None = Field(
-        default=None, description="seconds between two tokens that users are promised, at the 99th percentile"
+        default=None, description="target for the 99th percentile of the ITL, in seconds"
     )
     seconds: Positive = 60.0
     seed: int = 0
 
     @classmethod
-    def read(cls, given: str | Path) -> Scenario:
-        """From a file, or one that comes with forerun by its name."""
-        bundled = resources.files("forerun.simulate") / "scenarios" / f"{given}.yaml"
+    def read(cls, name: str | Path) -> Scenario:
+        """Read a file, or a built-in scenario by its name."""
+        bundled = resources.files("forerun.simulate") / "scenarios" / f"{name}.yaml"
         try:
-            text = (
-                bundled.read_text(encoding="utf-8") if bundled.is_file() else Path(given).read_text("utf-8")
-            )
+            text = bundled.read_text(encoding="utf-8") if bundled.is_file() else Path(name).read_text("utf-8")
         except OSError as error:
             raise ConfigurationError(
-                f"cannot read the scenario {given}: {error.strerror}; there is {', '.join(known())}"
+                f"cannot read the scenario {name}: {error.strerror}; built-in scenarios are"
+                f" {', '.join(bundled_scenarios())}"
             ) from error
         try:
             return cls(**yaml.safe_load(text))
         except (yaml.YAMLError, TypeError) as error:
-            raise ConfigurationError(f"the scenario {given} is not a YAML object: {error}") from error
+            raise ConfigurationError(f"the scenario {name} is not a YAML object: {error}") from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the scenario"
-            raise ConfigurationError(f"{given}: {where}: {first['msg']}") from error
+            raise ConfigurationError(f"{name}: {where}: {first['msg']}") from error
 
     def scaled(self, replicas: int) -> Scenario:
-        """The same with so many replicas and their share of the requests."""
+        """The same scenario with `replicas` replicas and their share of the requests."""
         share = replicas / self.replicas
         return self.model_copy(update={"replicas": replicas, "arrivals": self.arrivals.scaled(share)})
 
     @property
     def roofline(self) -> Roofline:
-        """What passes cost."""
+        """Cost of forward passes."""
         return Roofline.of(self.device, self.model, self.devices_per_replica)
 
 
-def known() -> list[str]:
-    """The scenarios that come with forerun."""
+def bundled_scenarios() -> list[str]:
+    """Names of the built-in scenarios."""
     folder = resources.files("forerun.simulate") / "scenarios"
     return sorted(each.name.removesuffix(".yaml") for each in folder.iterdir() if each.name.endswith(".yaml"))
 
 
-BINS: Final = 60
-"""A picture of a scenario has so many points from left to right."""
+NUM_BINS: Final = 60
+"""Number of points of a plot over time."""
 
 
 class TimeSeries:
-    """What happened when: requests in a machine, time between tokens, guesses."""
+    """Requests per replica, ITL and draft tokens over time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._sums = np.zeros((BINS, 6))
+        self._sums = np.zeros((NUM_BINS, 6))
 
-    def watch(self, now: float, replica: Replica) -> None:
-        """A pass of a replica is over."""
-        last = replica.last
-        waited = last.seconds * last.decoding
-        at = min(int(BINS * now / self.seconds), BINS - 1)
-        self._sums[at] += (1, replica.num_unfinished, last.decoding, waited, last.said, last.guesses)
+    def observe(self, now: float, replica: Replica) -> None:
+        """Add a finished step of a replica."""
+        last = replica.last_step
+        itl_seconds = last.seconds * last.num_decoding
+        bin_index = min(int(NUM_BINS * now / self.seconds), NUM_BINS - 1)
+        self._sums[bin_index] += (
+            1,
+            replica.num_unfinished,
+            last.num_decoding,
+            itl_seconds,
+            last.tokens,
+            last.draft_tokens,
+        )
 
     @property
     def times(self) -> FloatArray:
-        """The middle of every bin."""
-        return (np.arange(BINS) + 0.5) * self.seconds / BINS
+        """Centres of the bins."""
+        return (np.arange(NUM_BINS) + 0.5) * self.seconds / NUM_BINS
 
     def series(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Requests in a machine, milliseconds between tokens, guesses per request and step."""
-        passes, unfinished, decoding, waited, said, guesses = self._sums.T
+        """Requests per replica, ITL in milliseconds, draft tokens per request and step."""
+        steps, unfinished, decoding, itl_seconds, tokens, draft_tokens = self._sums.T
         with np.errstate(divide="ignore", invalid="ignore"):
-            return unfinished / passes, 1e3 * waited / said, guesses / decoding
+            return unfinished / steps, 1e3 * itl_seconds / tokens, draft_tokens / decoding
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """What came of a scenario with one who decides, and how many machines its requests need if it says."""
+    """Results of a scenario under one policy, and the replicas needed if the scenario has a target."""
 
-    who: str
-    outcome: Outcome
-    history: TimeSeries
-    machines: int | None = None
+    policy: str
+    outcome: FleetOutcome
+    time_series: TimeSeries
+    replicas_needed: int | None = None
 
     def values(self) -> dict[str, Any]:
-        """As values, for machines."""
-        return {"who": self.who, "machines": self.machines} | asdict(self.outcome)
+        """Results as JSON values."""
+        return {"policy": self.policy, "replicas_needed": self.replicas_needed} | asdict(self.outcome)
 
 
-def policy(scenario: Scenario, who: str) -> Policy:
-    """Somebody who decides."""
-    if who == OURS:
-        return ControllerPolicy(profiled(scenario.roofline), scenario.max_draft)
-    return FixedLengthPolicy(scenario.fixed_draft if who == FIXED else 0)
+def make_policy(scenario: Scenario, policy: str) -> Policy:
+    """Create a policy by name."""
+    if policy == FORERUN:
+        return ControllerPolicy(profile_roofline(scenario.roofline), scenario.max_draft)
+    return FixedLengthPolicy(scenario.fixed_draft if policy == FIXED else 0)
 
 
-def answer(scenario: Scenario, who: str) -> ScenarioResult:
-    """What comes of a scenario, and how many machines it needs if it promises anything."""
-    history = TimeSeries(scenario.seconds)
-    outcome = simulate(scenario, who, watch=history.watch)
-    counted = scenario.token_seconds is not None and not isinstance(scenario.arrivals, Recorded)
-    return ScenarioResult(who, outcome, history, machines(scenario, who) if counted else None)
+def run_scenario(scenario: Scenario, policy: str) -> ScenarioResult:
+    """Simulate a scenario, and count the replicas needed if it has a target."""
+    time_series = TimeSeries(scenario.seconds)
+    outcome = simulate(scenario, policy, observe=time_series.observe)
+    has_target = scenario.token_seconds is not None and not isinstance(scenario.arrivals, Recorded)
+    return ScenarioResult(
+        policy, outcome, time_series, replicas_needed(scenario, policy) if has_target else None
+    )
 
 
 def simulate(
-    scenario: Scenario, who: str, *, watch: Callable[[float, Replica], None] = lambda *_: None
-) -> Outcome:
-    """The whole fleet, for as long as the scenario says."""
+    scenario: Scenario, policy: str, *, observe: Callable[[float, Replica], None] = lambda *_: None
+) -> FleetOutcome:
+    """Simulate the whole fleet for the duration of the scenario."""
     random = np.random.default_rng(scenario.seed)
-    replicas = [_replica(scenario, who, number) for number in range(scenario.replicas)]
-    coming = visits(
+    replicas = [_replica(scenario, policy, number) for number in range(scenario.replicas)]
+    requests = generate_requests(
         scenario.arrivals, scenario.prompt, scenario.output, scenario.acceptance, scenario.seconds, random
     )
     router = np.random.default_rng([scenario.seed, 1])
-    return serve(replicas, coming, scenario.seconds, router, watch=watch)
+    return serve(replicas, requests, scenario.seconds, router, observe=observe)
 
 
-def _replica(scenario: Scenario, who: str, number: int) -> Replica:
+def _replica(scenario: Scenario, policy: str, number: int) -> Replica:
     roofline = scenario.roofline
-    if roofline.room < scenario.prompt.median + scenario.output.median:
+    if roofline.context_capacity < scenario.prompt.median + scenario.output.median:
         raise ConfigurationError(
             f"{scenario.model} does not fit on {scenario.devices_per_replica} x {scenario.device}:"
             " raise devices_per_replica"
         )
     random = np.random.default_rng([scenario.seed, 2, number])
-    return Replica(roofline, policy(scenario, who), random, max_batch=scenario.max_batch, room=roofline.room)
+    return Replica(
+        roofline,
+        make_policy(scenario, policy),
+        random,
+        max_batch=scenario.max_batch,
+        kv_capacity=roofline.context_capacity,
+    )
 
 
-def machines(scenario: Scenario, who: str) -> int:
-    """How many replicas the busiest hour needs, if tokens are to come as fast as was promised.
+def replicas_needed(scenario: Scenario, policy: str) -> int:
+    """Replicas needed at peak load to keep the 99th percentile of the ITL within `token_seconds`.
 
-    Found for one replica with its share of the requests, by halving: a router that spreads them well makes a
-    fleet so many of these.
+    Bisection finds the request rate that one replica sustains. A router that balances well makes the fleet a
+    multiple of it.
     """
     if scenario.token_seconds is None or isinstance(scenario.arrivals, Recorded):
-        raise ConfigurationError("to count machines, give token_seconds and arrivals that have a rate")
+        raise ConfigurationError(
+            "counting replicas needs token_seconds and arrivals with a rate (not a trace)"
+        )
     peak = max(scenario.arrivals.at(now) for now in np.linspace(0, scenario.seconds, 1000))
     low, high = 0.0, 4096.0 / scenario.output.median
-    while _bears(scenario, who, high):
+    while _sustains(scenario, policy, high):
         low, high = high, 2 * high
-    for _ in range(DOUBLINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if _bears(scenario, who, middle) else (low, middle)
+    for _ in range(BISECTION_STEPS):
+        rate = 0.5 * (low + high)
+        low, high = (rate, high) if _sustains(scenario, policy, rate) else (low, rate)
     if low == 0.0:
         raise ConfigurationError(
-            f"{scenario.name}: no machine keeps {scenario.token_seconds} s between tokens"
+            f"{scenario.name}: no load keeps the ITL p99 at token_seconds={scenario.token_seconds}: raise it"
         )
     return math.ceil(peak / low)
 
 
-def _bears(scenario: Scenario, who: str, rate: float) -> bool:
-    """Whether one replica keeps the promise at so many requests a second."""
-    alone = scenario.model_copy(
+def _sustains(scenario: Scenario, policy: str, rate: float) -> bool:
+    """Whether one replica keeps the target at this request rate."""
+    one_replica = scenario.model_copy(
         update={
             "replicas": 1,
             "arrivals": Poisson(rate=rate),
             "seconds": max(20.0, 200 / rate),
         }
     )
-    outcome = simulate(alone, who)
-    kept_up = outcome.waiting <= QUEUE
-    return outcome.finished > 0 and kept_up and outcome.between_tokens[1] <= (scenario.token_seconds or 0)
+    outcome = simulate(one_replica, policy)
+    keeps_up = outcome.waiting <= MAX_QUEUE
+    return outcome.finished > 0 and keeps_up and outcome.itl[1] <= (scenario.token_seconds or 0)

@@ -1,33 +1,39 @@
-"""Scenarios as a table for documents."""
+"""Results of scenarios as a Markdown table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+_OLD_KEYS: Final = {
+    "who": "policy",
+    "machines": "replicas_needed",
+    "tokens_per_pass": "tokens_per_step",
+    "guesses_per_pass": "draft_tokens_per_step",
+    "between_tokens": "itl",
+}
+"""Keys in older records, and their current names."""
 
 
 def markdown(scenarios: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """For every scenario and everybody who decides: machines, tokens per pass, waits between tokens."""
-    titles = [
-        "scenario",
-        "who decides",
-        "machines",
-        "tokens a pass",
-        "guesses a pass",
-        "between tokens, 50 / 99 %",
-    ]
+    """Replicas needed, tokens per step and ITL for every scenario and policy."""
+    titles = ["scenario", "policy", "replicas needed", "tokens/step", "draft tokens/step", "ITL p50 / p99"]
     rows = [titles, ["---", "---", *["---:"] * 4]]
-    for name, answers in scenarios.items():
-        for each in answers:
-            middle, late = (1000 * seconds for seconds in each["between_tokens"])
+    for name, results in scenarios.items():
+        for result in map(_with_current_keys, results):
+            p50, p99 = (1000 * seconds for seconds in result["itl"])
             rows.append(
                 [
                     name,
-                    each["who"],
-                    "" if each["machines"] is None else f"{each['machines']}",
-                    f"{each['tokens_per_pass']:.2f}",
-                    f"{each['guesses_per_pass']:.2f}",
-                    f"{middle:.1f} / {late:.1f} ms",
+                    "baseline" if result["policy"] == "plain" else result["policy"],
+                    "" if result["replicas_needed"] is None else f"{result['replicas_needed']}",
+                    f"{result['tokens_per_step']:.2f}",
+                    f"{result['draft_tokens_per_step']:.2f}",
+                    f"{p50:.1f} / {p99:.1f} ms",
                 ]
             )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _with_current_keys(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {_OLD_KEYS.get(key, key): value for key, value in result.items()}

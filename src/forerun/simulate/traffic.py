@@ -1,4 +1,4 @@
-"""Who comes when, with how long a text, and how well its tokens can be guessed."""
+"""Simulated traffic: arrivals, lengths and acceptance probabilities of requests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class _Part(BaseModel):
+class _ScenarioPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Poisson(_Part):
-    """Requests that know nothing of each other."""
+class Poisson(_ScenarioPart):
+    """Independent arrivals at a constant rate."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Positive
@@ -34,12 +34,12 @@ class Poisson(_Part):
         return self.rate
 
     def scaled(self, share: float) -> Poisson:
-        """A share of them."""
+        """The same arrivals at a share of the rate."""
         return self.model_copy(update={"rate": share * self.rate})
 
 
-class Daily(_Part):
-    """A day's swing between two rates, in a period of so many seconds."""
+class Daily(_ScenarioPart):
+    """A sinusoidal swing between two rates, with a period in seconds."""
 
     kind: Literal["daily"]
     low: Positive
@@ -51,12 +51,12 @@ class Daily(_Part):
         return self.low + (self.high - self.low) * 0.5 * (1 - math.cos(2 * math.pi * now / self.period))
 
     def scaled(self, share: float) -> Daily:
-        """A share of them."""
+        """The same arrivals at a share of the rates."""
         return self.model_copy(update={"low": share * self.low, "high": share * self.high})
 
 
-class Bursts(_Part):
-    """A rate, and every so often another for a while."""
+class Bursts(_ScenarioPart):
+    """A base rate, and a burst rate for the last `length` of every `every` seconds."""
 
     kind: Literal["bursts"]
     rate: Positive
@@ -69,57 +69,59 @@ class Bursts(_Part):
         return self.burst if now % self.every >= self.every - self.length else self.rate
 
     def scaled(self, share: float) -> Bursts:
-        """A share of them."""
+        """The same arrivals at a share of the rates."""
         return self.model_copy(update={"rate": share * self.rate, "burst": share * self.burst})
 
 
-class Recorded(_Part):
+class Recorded(_ScenarioPart):
     """A file of arrivals: on every line `at` in seconds, and the tokens of `prompt` and `output`."""
 
     kind: Literal["trace"]
     file: Path
 
     def scaled(self, share: float) -> Recorded:
-        """Recordings are played as they are."""
+        """Recorded arrivals cannot be scaled."""
         if share != 1:
-            raise ConfigurationError("a recording has no rate: it cannot be shared out")
+            raise ConfigurationError(
+                "recorded arrivals cannot be scaled: omit --replicas, or use another kind"
+            )
         return self
 
 
 Arrivals = Annotated[Poisson | Daily | Bursts | Recorded, Field(discriminator="kind")]
 
 
-class Length(_Part):
-    """Tokens: lognormal around a median, with a spread of so many times up or down."""
+class Length(_ScenarioPart):
+    """Tokens: lognormal with this median, its standard deviation a factor of `spread`, at most `most`."""
 
     median: Positive
     spread: Annotated[float, Field(ge=1)] = 2.0
     most: int = 8192
 
-    def draw(self, random: np.random.Generator) -> int:
-        """One of them."""
+    def sample(self, random: np.random.Generator) -> int:
+        """Sample one length."""
         value = self.median * np.exp(np.log(self.spread) * random.standard_normal())
         return int(min(max(value, 1), self.most))
 
 
-class Constant(_Part):
-    """Every guess stands with one chance."""
+class Constant(_ScenarioPart):
+    """Every draft token is accepted with one probability."""
 
     kind: Literal["constant"] = "constant"
     chance: Share
 
 
-class Mixture(_Part):
-    """Requests are of several sorts, each with its chance."""
+class Mixture(_ScenarioPart):
+    """Each request has one of several acceptance probabilities."""
 
     kind: Literal["mixture"]
     chances: tuple[Share, ...]
     weights: tuple[Positive, ...]
 
 
-class Repeats(_Part):
-    """Within a request, stretches that repeat what was said before and stretches that do not: chances in and
-    out of a repeat, and the mean length of both in tokens.
+class Repeats(_ScenarioPart):
+    """Requests alternate between text that repeats earlier text and other text: acceptance probabilities
+    inside and outside repeats, and mean segment lengths in tokens.
     """
 
     kind: Literal["repeats"]
@@ -129,8 +131,8 @@ class Repeats(_Part):
     outside_tokens: Positive = 60
 
 
-class Shifting(_Part):
-    """Every so many seconds requests of another sort come, with the next chance."""
+class Shifting(_ScenarioPart):
+    """The acceptance probability of new requests changes every `every` seconds."""
 
     kind: Literal["shifting"]
     chances: tuple[Share, ...]
@@ -142,17 +144,17 @@ Acceptance = Annotated[Constant | Mixture | Repeats | Shifting, Field(discrimina
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """One request: when it comes, its tokens, the chance of its guesses now and elsewhere in its text."""
+    """One request: arrival, lengths, and acceptance probability in the current and the other segment."""
 
     arrival: float
     prompt: int
     output: int
-    chance: float
-    other: float = -1.0
-    stretch: tuple[float, float] = (0.0, 0.0)
+    acceptance: float
+    other_acceptance: float = -1.0
+    segment_tokens: tuple[float, float] = (0.0, 0.0)
 
 
-def visits(
+def generate_requests(
     arrivals: Poisson | Daily | Bursts | Recorded,
     prompt: Length,
     output: Length,
@@ -160,11 +162,11 @@ def visits(
     seconds: float,
     random: np.random.Generator,
 ) -> Iterator[SimulatedRequest]:
-    """Requests in the order in which they come."""
+    """Requests in order of arrival."""
     for now, num_prompt, num_output in _arrivals(arrivals, prompt, output, seconds, random):
-        visit = SimulatedRequest(now, num_prompt, num_output, 0.0)
-        _endow(visit, acceptance, random)
-        yield visit
+        request = SimulatedRequest(now, num_prompt, num_output, 0.0)
+        _assign_acceptance(request, acceptance, random)
+        yield request
 
 
 def _arrivals(
@@ -178,13 +180,13 @@ def _arrivals(
         yield from _recorded(arrivals.file, seconds)
         return
     rates = [arrivals.at(now) for now in np.linspace(0, seconds, 1000)]
-    most, now = max(rates) * 1.01, 0.0
+    max_rate, now = max(rates) * 1.01, 0.0
     while True:
-        now += random.exponential(1 / most)
+        now += random.exponential(1 / max_rate)
         if now >= seconds:
             return
-        if random.random() * most < arrivals.at(now):
-            yield now, prompt.draw(random), output.draw(random)
+        if random.random() * max_rate < arrivals.at(now):
+            yield now, prompt.sample(random), output.sample(random)
 
 
 def _recorded(file: Path, seconds: float) -> Iterator[tuple[float, int, int]]:
@@ -196,27 +198,31 @@ def _recorded(file: Path, seconds: float) -> Iterator[tuple[float, int, int]]:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"cannot read arrivals from {file}: each line is an object with at, prompt and output ({error})"
+            f"cannot read arrivals from {file}: expected at, prompt and output on each JSON line ({error})"
         ) from error
     yield from (row for row in rows if row[0] < seconds)
 
 
-def _endow(
-    visit: SimulatedRequest, acceptance: Constant | Mixture | Repeats | Shifting, random: np.random.Generator
+def _assign_acceptance(
+    request: SimulatedRequest,
+    acceptance: Constant | Mixture | Repeats | Shifting,
+    random: np.random.Generator,
 ) -> None:
-    """Give a request the chance of its guesses."""
+    """Set the acceptance probability of a request."""
     if isinstance(acceptance, Constant):
-        visit.chance = acceptance.chance
+        request.acceptance = acceptance.chance
     elif isinstance(acceptance, Mixture):
         weights = np.array(acceptance.weights)
-        visit.chance = acceptance.chances[int(random.choice(len(weights), p=weights / weights.sum()))]
+        request.acceptance = acceptance.chances[int(random.choice(len(weights), p=weights / weights.sum()))]
     elif isinstance(acceptance, Repeats):
         inside = random.random() < acceptance.inside_tokens / (
             acceptance.inside_tokens + acceptance.outside_tokens
         )
-        chances = (acceptance.inside, acceptance.outside)
+        probabilities = (acceptance.inside, acceptance.outside)
         lengths = (acceptance.inside_tokens, acceptance.outside_tokens)
-        visit.chance, visit.other = chances if inside else chances[::-1]
-        visit.stretch = lengths if inside else lengths[::-1]
+        request.acceptance, request.other_acceptance = probabilities if inside else probabilities[::-1]
+        request.segment_tokens = lengths if inside else lengths[::-1]
     else:
-        visit.chance = acceptance.chances[int(visit.arrival / acceptance.every) % len(acceptance.chances)]
+        request.acceptance = acceptance.chances[
+            int(request.arrival / acceptance.every) % len(acceptance.chances)
+        ]

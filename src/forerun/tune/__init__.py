@@ -1,1 +1,1 @@
-"""What should I use? A drafter and settings, from the prompts one has."""
+"""Recommendation of a drafter and its settings, measured on the user's own prompts."""

@@ -1,4 +1,4 @@
-"""Servers asked for what a prediction needs, and for what it is worth."""
+"""Runs against servers: the baseline that predictions need, and measured speedups."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zlib import crc32
 
 import numpy as np
 
-from forerun.bench.record import Costs
-from forerun.bench.replay import SHORTEST
-from forerun.bench.server_costs import pass_costs
+from forerun.bench.record import StepCosts
+from forerun.bench.replay import MIN_OUTPUT_TOKENS
+from forerun.bench.server_costs import read_step_costs
 from forerun.bench.suites import Question
 from forerun.bench.summary import RatioEstimate, ratio_of_sums
-from forerun.bench.systems import WITHOUT_CHUNKED_PREFILL, ServedModel, flags_of, quiet
+from forerun.bench.systems import SPEC_DECODE_METRICS, ServedModel, server_environment, vllm_server_flags
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.errors import ServerFailed, UnreadablePrompts
@@ -26,84 +26,88 @@ from forerun.servers.concurrency import map_concurrent
 from forerun.servers.endpoint import Endpoint
 from forerun.servers.processes import forerun_command, started
 from forerun.servers.streaming import StreamedAnswer
-from forerun.tune.predict import BaselineRun, Choice, Prediction, Watch
+from forerun.tune.predict import BaselineRun, Choice, Prediction, ReportProgress
 from forerun.types import SamplingParams
 
-WARM: Final = 4
-"""Prompts that are asked before one counts, where what pays has to be learnt."""
+NUM_WARMUP: Final = 4
+"""Uncounted prompts of a decoding mode, in which the controller learns acceptance rates."""
 
-TOGETHER: Final = 8
-"""Plain answers that are asked for at once: only their words count."""
+BASELINE_CONCURRENCY: Final = 8
+"""Concurrency of the baseline run whose outputs are replayed; its timing is not used."""
 
-ALONE: Final = 4
-"""Plain answers that tell what a token takes, and right before the server is asked what passes cost."""
+NUM_TIMED: Final = 4
+"""Baseline requests sent one at a time to measure the time of a token, right before step costs are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingMode:
-    """How requests wish to be decoded. Where answers are shared, they are among those of one salt; a way that
-    is `for_itself` shares nothing, wherever it is tried.
+    """Speculation settings of requests. Requests of one salt may share outputs; with `isolated` each request
+    has its own salt.
     """
 
-    wishes: Mapping[str, Any]
+    request_options: Mapping[str, Any]
     salt: str
-    for_itself: bool = False
+    isolated: bool = False
 
-    def asks(self, number: int) -> dict[str, Any]:
-        """What the request of this number says beside its prompt."""
-        salt = f"{self.salt} {number}" if self.for_itself else self.salt
-        return {"cache_salt": salt} | ({"vllm_xargs": dict(self.wishes)} if self.wishes else {})
+    def request_fields(self, number: int) -> dict[str, Any]:
+        """Additional fields of the body of request `number`."""
+        salt = f"{self.salt} {number}" if self.isolated else self.salt
+        options = {"vllm_xargs": dict(self.request_options)} if self.request_options else {}
+        return {"cache_salt": salt} | options
 
 
-OFF: Final = DecodingMode({"forerun_max_draft": 0, "forerun_adaptive": 0}, "plain")
-"""Plain decoding, of which nothing is learnt; under another salt, since nobody is to guess from the very
-answer that is asked for.
+BASELINE_MODE: Final = DecodingMode({"forerun_max_draft": 0, "forerun_adaptive": 0}, "baseline")
+"""Non-speculative decoding, from which the controller does not learn. It has its own salt, so that no drafter
+finds the output of the very request it drafts for.
 """
 
 
-def way_of(choice: Choice, **wishes: int) -> DecodingMode:
-    """A choice, on a server that has the drafter, whether or not it shares answers; the drafter of a draft
-    model's server is its own.
+def mode_of(choice: Choice, **options: int) -> DecodingMode:
+    """The mode that decodes by a choice on a server with more drafters, or with shared outputs.
+
+    The server of a draft model uses that model without a request option.
     """
-    who = {} if choice.config.draft_model else {"forerun_drafter": choice.config.names[0]}
-    return DecodingMode(who | wishes, f"{choice.name} {wishes}", for_itself=not choice.config.share_outputs)
+    drafter = {} if choice.config.draft_model else {"forerun_drafter": choice.config.names[0]}
+    salt = f"{choice.name} {options}"
+    return DecodingMode(drafter | options, salt, isolated=not choice.config.share_outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class TuningPrompts:
-    """What is asked, and how."""
+    """The user's prompts with their output limit and temperature."""
 
     questions: Sequence[Question]
     num_tokens: int
     temperature: float = 0.0
 
-    def places(self, num: int) -> list[int]:
-        """Where so many of the questions are, spread over all."""
+    def spread_indices(self, num: int) -> list[int]:
+        """At most `num` indices, spread evenly over the questions."""
         return [int(at) for at in np.unique(np.linspace(0, len(self.questions) - 1, num).round())]
 
-    def some(self, num: int) -> TuningPrompts:
-        """So many of the questions at most, spread over all."""
-        return self.at(self.places(num))
+    def sample(self, num: int) -> TuningPrompts:
+        """At most `num` questions, spread evenly."""
+        return self.select(self.spread_indices(num))
 
-    def at(self, places: Sequence[int]) -> TuningPrompts:
-        """The questions at these places."""
-        return replace(self, questions=[self.questions[place] for place in places])
+    def select(self, indices: Sequence[int]) -> TuningPrompts:
+        """The questions at these indices."""
+        return replace(self, questions=[self.questions[index] for index in indices])
 
     def sampling(self, question: Question) -> SamplingParams:
-        """The settings of one of them: its seed is its own, whichever others are asked."""
+        """Sampling parameters of a question; its seed depends on its text only."""
         seed = crc32(question.text.encode()) if self.temperature else None
         return SamplingParams(temperature=self.temperature, seed=seed)
 
 
 @contextmanager
 def serving(model: ServedModel, config: SpeculationConfig) -> Iterator[Endpoint]:
-    """`forerun serve` with a configuration, warm. The log of a server that fails is kept."""
+    """Run `forerun serve` with a configuration. The log of a server that fails is kept."""
     with TemporaryDirectory() as folder, _log() as log:
         speculation = Path(folder) / "speculation.json"
         speculation.write_text(config.model_dump_json(exclude_defaults=True), encoding="utf-8")
-        flags = [*flags_of(model), *WITHOUT_CHUNKED_PREFILL]
+        flags = [*vllm_server_flags(model), *SPEC_DECODE_METRICS]
         command = forerun_command(model.path, "--speculation", str(speculation), *flags)
-        with started(command, log, environment=quiet(), startup_timeout=model.startup_timeout) as server:
+        environment = server_environment()
+        with started(command, log, environment=environment, startup_timeout=model.startup_timeout) as server:
             endpoint = Endpoint(server.url, timeout=600.0)
             try:
                 yield endpoint
@@ -127,118 +131,137 @@ def _log() -> Iterator[Path]:
     log.unlink()
 
 
-def run_baseline(server: Endpoint, asked: TuningPrompts, at_once: int, watch: Watch) -> list[StreamedAnswer]:
-    """Everything, without guesses, so many at a time."""
+def run_baseline(
+    server: Endpoint, prompts: TuningPrompts, concurrency: int, report_progress: ReportProgress
+) -> list[StreamedAnswer]:
+    """Send every prompt without speculation."""
 
-    def ask(question: Question) -> StreamedAnswer:
-        return server.chat(question.text, asked.sampling(question), asked.num_tokens, OFF.asks(0))
+    def send(question: Question) -> StreamedAnswer:
+        fields = BASELINE_MODE.request_fields(0)
+        return server.chat(question.text, prompts.sampling(question), prompts.num_tokens, fields)
 
     answers = []
-    for answer in map_concurrent(ask, asked.questions, at_once):
+    for answer in map_concurrent(send, prompts.questions, concurrency):
         answers.append(answer)
-        watch(f"plain answers, {at_once} at a time: {len(answers)} of {len(asked.questions)}")
+        num = f"{len(answers)} of {len(prompts.questions)}"
+        report_progress(f"baseline at concurrency {concurrency}: {num}")
     return answers
 
 
-def measure_baseline(server: Endpoint, asked: TuningPrompts, watch: Watch) -> tuple[BaselineRun, float]:
-    """What plain decoding tells of these, and its tokens per second when it is alone."""
-    answers = run_baseline(server, asked, TOGETHER, watch)
-    alone = run_baseline(server, asked.some(ALONE), 1, watch)
-    costs = costs_of(server, drawn=bool(asked.temperature))
+def measure_baseline(
+    server: Endpoint, prompts: TuningPrompts, report_progress: ReportProgress
+) -> tuple[BaselineRun, float]:
+    """Run the baseline; returns it with its tokens per second at concurrency 1."""
+    answers = run_baseline(server, prompts, BASELINE_CONCURRENCY, report_progress)
+    timed = run_baseline(server, prompts.sample(NUM_TIMED), 1, report_progress)
+    costs = step_costs(server, sampled=bool(prompts.temperature))
     recorded = [
         Transcript(question.category, np.array(each.prompt_ids), np.array(each.token_ids))
-        for question, each in zip(asked.questions, answers, strict=True)
+        for question, each in zip(prompts.questions, answers, strict=True)
     ]
-    speeds = [each.speed for each in alone if each.speed]
+    speeds = [each.tokens_per_second for each in timed if each.tokens_per_second]
     if not speeds:
-        raise UnreadablePrompts("every answer is too short to be timed: give prompts with longer ones")
+        raise UnreadablePrompts("every output is too short to be timed: use prompts with longer outputs")
     speed = float(np.median(speeds))
-    return BaselineRun(recorded, costs, 1 / speed, asked.num_tokens), speed
+    return BaselineRun(recorded, costs, 1 / speed, prompts.num_tokens), speed
 
 
-def costs_of(server: Endpoint, *, drawn: bool) -> Costs:
-    """What passes cost by their rows, as the server measured when it started and has mended since."""
-    costs = pass_costs(server).get(drawn)
+def step_costs(server: Endpoint, *, sampled: bool) -> StepCosts:
+    """The server's step costs by rows: profiled at its start and updated since."""
+    costs = read_step_costs(server).get(sampled)
     if not costs:
-        raise ServerFailed("the server does not say what passes cost: is it forerun's?")
+        raise ServerFailed("the server exports no step costs: expected a server that `forerun serve` started")
     return costs
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """One question both ways."""
+    """The answers to one question from the baseline and from another mode."""
 
-    plain: StreamedAnswer
-    ours: StreamedAnswer
+    baseline: StreamedAnswer
+    speculative: StreamedAnswer
 
     @property
     def is_timed(self) -> bool:
-        """Whether both say enough to have a speed."""
-        both = (self.plain, self.ours)
-        return all(each.speed and each.num_tokens >= SHORTEST for each in both)
+        """Whether both outputs are long enough to have a speed."""
+        both = (self.baseline, self.speculative)
+        return all(each.tokens_per_second and each.num_tokens >= MIN_OUTPUT_TOKENS for each in both)
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """What as many tokens as plain decoding said later than its first take, either way."""
-        tokens = self.plain.num_later
-        return tokens / (self.plain.speed or 1.0), tokens / (self.ours.speed or 1.0)
+        """The time that the baseline's tokens after the first event take at the speed of either mode."""
+        num = self.baseline.num_later_tokens
+        speeds = (self.baseline.tokens_per_second or 1.0, self.speculative.tokens_per_second or 1.0)
+        return num / speeds[0], num / speeds[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A way beside plain decoding, or another, in turn on one server: tokens per second of all answers
-    together, and the seconds of each.
+    """A decoding mode against the baseline, or another mode, alternating on one server: tokens per second
+    over all outputs together, and the seconds of each pair.
     """
 
-    gain: RatioEstimate
+    speedup: RatioEstimate
     speed: float
-    plain_speed: float
+    baseline_speed: float
     tokens_per_step: float
-    guesses_per_step: float
-    same: int
+    draft_tokens_per_step: float
+    num_identical: int
     num: int
     seconds: Sequence[tuple[float, float]] = ()
 
 
-def warm_up(server: Endpoint, asked: TuningPrompts, way: DecodingMode, watch: Watch) -> None:
-    """Let a server learn what pays from some that do not count, and that nobody guesses from."""
-    for number, question in enumerate(asked.some(WARM).questions):
-        watch("warming up")
-        apart = replace(way, salt=f"{way.salt}, warming up").asks(number)
-        server.chat(question.text, asked.sampling(question), asked.num_tokens, apart)
+def warm_up(
+    server: Endpoint, prompts: TuningPrompts, mode: DecodingMode, report_progress: ReportProgress
+) -> None:
+    """Send uncounted requests, so that the controller learns; under a salt that no later request has."""
+    for number, question in enumerate(prompts.sample(NUM_WARMUP).questions):
+        report_progress("warming up")
+        fields = replace(mode, salt=f"{mode.salt}, warming up").request_fields(number)
+        server.chat(question.text, prompts.sampling(question), prompts.num_tokens, fields)
 
 
 def measure(
-    server: Endpoint, asked: TuningPrompts, way: DecodingMode, watch: Watch, against: DecodingMode = OFF
+    server: Endpoint,
+    prompts: TuningPrompts,
+    mode: DecodingMode,
+    report_progress: ReportProgress,
+    against: DecodingMode = BASELINE_MODE,
 ) -> Measured:
-    """Ask everything both ways, in turn."""
-    pairs = []
-    for number, question in enumerate(asked.questions):
-        watch(f"a real run, {number + 1} of {len(asked.questions)}")
-        said = [
-            server.chat(question.text, asked.sampling(question), asked.num_tokens, each.asks(number))
-            for each in ((against, way) if number % 2 else (way, against))
+    """Send every prompt in both modes, alternating which one is first."""
+    pairs: list[MeasuredPair] = []
+    for number, question in enumerate(prompts.questions):
+        report_progress(f"measuring: {number + 1} of {len(prompts.questions)}")
+        answers = [
+            server.chat(
+                question.text, prompts.sampling(question), prompts.num_tokens, each.request_fields(number)
+            )
+            for each in ((against, mode) if number % 2 else (mode, against))
         ]
-        plain, ours = said if number % 2 else said[::-1]
-        pairs.append(MeasuredPair(plain, ours))
+        baseline, speculative = answers if number % 2 else answers[::-1]
+        pairs.append(MeasuredPair(baseline, speculative))
     timed = [each for each in pairs if each.is_timed]
     if not timed:
-        raise ServerFailed("every answer is too short to be timed: give prompts with longer answers")
-    plain_seconds, seconds = (np.array(each) for each in zip(*[each.seconds for each in timed], strict=True))
-    tokens = sum(each.plain.num_later for each in timed)
-    steps = sum(each.ours.num_steps or each.ours.num_later for each in timed)
+        raise ServerFailed("every output is too short to be timed: use prompts with longer outputs")
+    baseline_seconds, seconds = (
+        np.array(each) for each in zip(*[each.seconds for each in timed], strict=True)
+    )
+    num_tokens = sum(each.baseline.num_later_tokens for each in timed)
+    num_steps = sum(each.speculative.num_steps or each.speculative.num_later_tokens for each in timed)
     return Measured(
-        ratio_of_sums(plain_seconds, seconds),
-        tokens / float(seconds.sum()),
-        tokens / float(plain_seconds.sum()),
-        sum(each.ours.num_later for each in timed) / steps,
-        sum(sum(each.ours.guessed or ()) for each in timed) / steps,
-        sum(each.plain.token_ids == each.ours.token_ids for each in pairs),
+        ratio_of_sums(baseline_seconds, seconds),
+        num_tokens / float(seconds.sum()),
+        num_tokens / float(baseline_seconds.sum()),
+        sum(each.speculative.num_later_tokens for each in timed) / num_steps,
+        sum(sum(each.speculative.drafted_per_step or ()) for each in timed) / num_steps,
+        sum(each.baseline.token_ids == each.speculative.token_ids for each in pairs),
         len(pairs),
-        [(float(one), float(other)) for one, other in zip(plain_seconds, seconds, strict=True)],
+        [(float(one), float(other)) for one, other in zip(baseline_seconds, seconds, strict=True)],
     )
 
 
-def predicted_by(choice: Choice, found: Measured) -> Prediction:
-    """A choice that no replay can judge, by a run of some of the prompts."""
-    return Prediction(choice, found.gain, found.tokens_per_step, found.guesses_per_step, measured=True)
+def prediction_from_run(choice: Choice, found: Measured) -> Prediction:
+    """A prediction from a measured run, for a choice that cannot be replayed."""
+    return Prediction(
+        choice, found.speedup, found.tokens_per_step, found.draft_tokens_per_step, measured=True
+    )

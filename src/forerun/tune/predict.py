@@ -1,9 +1,9 @@
-"""What each choice would gain, predicted from plain answers and from what passes cost.
+"""Predicted speedup of each choice, from non-speculative outputs and measured step costs.
 
-Plain answers tell which guesses would have stood: each drafter is replayed over them, with the controller
-that decides in the engine, and every step costs what a pass of so many rows was measured to cost, and what a
-plain step takes beside its pass. That is theorem 3.8 with chances and costs as they are, instead of one alpha
-and one c.
+Each drafter is replayed over non-speculative outputs with the engine's controller, which determines the
+draft tokens that are accepted. Each step is charged the measured cost of its rows plus the time that a
+non-speculative step takes beside its forward pass. This is theorem 3.8 with the actual acceptance
+probabilities and costs in place of a single alpha and c.
 """
 
 from __future__ import annotations
@@ -21,65 +21,70 @@ from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.control.step_cost import StepCost
 from forerun.drafters.registry import make_drafters
-from forerun.engines.vllm.launch import CHAIN
+from forerun.engines.vllm.launch import MAX_CHAIN_LENGTH
 from forerun.errors import UnreadablePrompts
 from forerun.types import Drafter
 
-OWN_SECONDS: Final = 0.0006
-"""What deciding takes in a step, beside the drafter: measured in vLLM on two cores."""
+CONTROLLER_SECONDS: Final = 0.0006
+"""Time of the controller per step, without the drafter: measured in vLLM on two cores."""
 
-WORTH_IT: Final = 1.03
-"""A gain below this is none: a server that does not guess has less to go wrong, and one that shares
-nothing or has no second model asks for less.
+MIN_SPEEDUP: Final = 1.03
+"""Smaller speedups do not count: a server without speculation has fewer ways to fail, and a choice without
+shared outputs or a second model has fewer requirements.
 """
+
+MAX_DEPTH: Final = 16
+"""Depths of the survival curve."""
+
+ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Something that could be used."""
+    """A configuration that can be recommended."""
 
     name: str
     config: SpeculationConfig
 
 
-PLAIN: Final = Choice("plain", SpeculationConfig(max_draft=0))
+BASELINE: Final = Choice("no speculation", SpeculationConfig(max_draft=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BaselineRun:
-    """What plain decoding told: its answers, the seconds of a pass by its rows, those of a token when passes
-    cost that, and how many tokens an answer could have had.
+    """Non-speculative outputs, the seconds of a step by its rows and of a token at these costs, and the
+    maximal number of output tokens.
     """
 
     answers: Sequence[Transcript]
     costs: Mapping[int, float]
-    pace: float
+    seconds_per_token: float
     max_tokens: int
 
-    def some(self, places: Sequence[int]) -> BaselineRun:
-        """The same with the answers at these places alone."""
-        return replace(self, answers=[self.answers[place] for place in places])
+    def select(self, indices: Sequence[int]) -> BaselineRun:
+        """The same run with the answers at these indices only."""
+        return replace(self, answers=[self.answers[index] for index in indices])
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a choice would gain over plain decoding on all prompts together, with its interval over prompts,
-    and why: tokens and guesses per step, by depth.
+    """The speedup of a choice over all prompts together, with its interval over prompts, and the tokens and
+    draft tokens per step and the survival by depth behind it. `measured` ones come from a run.
     """
 
     choice: Choice
-    gain: RatioEstimate
+    speedup: RatioEstimate
     tokens_per_step: float = 1.0
-    guesses_per_step: float = 0.0
+    draft_tokens_per_step: float = 0.0
     survival: tuple[float, ...] = ()
     measured: bool = False
 
 
-NOTHING: Final = Prediction(PLAIN, RatioEstimate(1.0, 1.0, 1.0))
+NO_SPECULATION: Final = Prediction(BASELINE, RatioEstimate(1.0, 1.0, 1.0))
 
 
-def lookups() -> list[Choice]:
-    """Choices that need no model: those that a replay can judge. Grammars are obeyed in all of them."""
+def lookup_choices() -> list[Choice]:
+    """The choices without a draft model, which can be replayed. All of them draft from grammars too."""
     return [
         Choice("n-grams of the request", SpeculationConfig(drafters=("ngram", "grammar"))),
         Choice("suffixes of the request", SpeculationConfig()),
@@ -87,57 +92,60 @@ def lookups() -> list[Choice]:
     ]
 
 
-def predict(choice: Choice, plainly: BaselineRun) -> Prediction:
-    """Replay a choice over plain answers."""
-    costs = dict(sorted(plainly.costs.items()))
+def predict(choice: Choice, baseline: BaselineRun) -> Prediction:
+    """Predict the speedup of a choice by a replay over non-speculative outputs."""
+    costs = dict(sorted(baseline.costs.items()))
     cost = StepCost(list(costs), list(costs.values()))
-    recorded = [replace(each, category=str(number)) for number, each in enumerate(plainly.answers)]
+    recorded = [replace(each, category=str(number)) for number, each in enumerate(baseline.answers)]
 
     def replay() -> Replay:
-        drafter = _first_drafter(choice.config)
-        return Replay(drafter, nodes=CHAIN, cost=cost, max_tokens=plainly.max_tokens)
+        drafter = _default_drafter(choice.config)
+        return Replay(drafter, nodes=MAX_CHAIN_LENGTH, cost=cost, max_tokens=baseline.max_tokens)
 
-    replay().run(recorded[:1])  # compiles, which takes no time later
-    if not (tallies := list(replay().run(recorded).values())):
-        raise UnreadablePrompts("every answer is too short to tell anything: give prompts with longer ones")
-    num_steps = sum(each.num_steps for each in tallies)
-    depths = zip_longest(*(each.stood[:16] for each in tallies), fillvalue=0)
+    replay().run(recorded[:1])  # compiles, so that the timed replay does not
+    if not (stats := list(replay().run(recorded).values())):
+        raise UnreadablePrompts("every output is too short to replay: use prompts with longer outputs")
+    num_steps = sum(each.num_steps for each in stats)
+    by_depth = zip_longest(*(each.accepted[:MAX_DEPTH] for each in stats), fillvalue=0)
     return Prediction(
         choice,
-        _gain(tallies, plainly.pace, costs[1]),
-        sum(each.num_tokens for each in tallies) / num_steps,
-        sum(each.num_guesses for each in tallies) / num_steps,
-        tuple(sum(stood) / num_steps for stood in depths),
+        _speedup(stats, baseline.seconds_per_token, costs[1]),
+        sum(each.num_tokens for each in stats) / num_steps,
+        sum(each.num_draft_tokens for each in stats) / num_steps,
+        tuple(sum(accepted) / num_steps for accepted in by_depth),
     )
 
 
-def _gain(tallies: Sequence[ReplayStats], pace: float, first_row: float) -> RatioEstimate:
-    """Seconds of plain decoding over those of the steps that were made; what a plain step takes beside a pass
-    of one row, every step does. A tally is of one prompt, over which the interval is bootstrapped.
+def _speedup(stats: Sequence[ReplayStats], seconds_per_token: float, one_row: float) -> RatioEstimate:
+    """The time of non-speculative decoding over the time of the replayed steps.
+
+    Every step is charged the time that a non-speculative step takes beside the cost of its row. Each element
+    of `stats` is one prompt; the interval is bootstrapped over prompts.
     """
-    beside = pace - first_row + OWN_SECONDS
-    plain = np.array([each.num_tokens * pace for each in tallies])
-    made = np.array([each.pass_seconds + each.seconds + beside * each.num_steps for each in tallies])
-    return ratio_of_sums(plain, made)
+    overhead = seconds_per_token - one_row + CONTROLLER_SECONDS
+    baseline = np.array([each.num_tokens * seconds_per_token for each in stats])
+    speculative = np.array(
+        [each.step_seconds + each.draft_seconds + overhead * each.num_steps for each in stats]
+    )
+    return ratio_of_sums(baseline, speculative)
 
 
-def _first_drafter(config: SpeculationConfig) -> Drafter:
-    """Who guesses for requests that do not say who is to."""
+def _default_drafter(config: SpeculationConfig) -> Drafter:
+    """The drafter of requests that do not choose one."""
     return next(iter(make_drafters(config, chain=True).values()))
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
-    """What to use: the largest gain, if it is worth it; what needs less wins unless more is worth it."""
-    most = max(predictions, key=lambda each: each.gain.value, default=NOTHING)
-    if most.gain.value < WORTH_IT:
-        return NOTHING
-    near = [each for each in predictions if each.gain.value * WORTH_IT >= most.gain.value]
-    return min(near, key=lambda each: (_needs(each.choice.config), -each.gain.value))
+    """The prediction to recommend: of those within `MIN_SPEEDUP` of the highest speedup, the one with the
+    fewest requirements, or no speculation if the highest is below `MIN_SPEEDUP`.
+    """
+    highest = max(predictions, key=lambda each: each.speedup.value, default=NO_SPECULATION)
+    if highest.speedup.value < MIN_SPEEDUP:
+        return NO_SPECULATION
+    near = [each for each in predictions if each.speedup.value * MIN_SPEEDUP >= highest.speedup.value]
+    return min(near, key=lambda each: (_requirements(each.choice.config), -each.speedup.value))
 
 
-def _needs(config: SpeculationConfig) -> tuple[bool, bool]:
-    """A second model is most to ask for, sharing answers comes next."""
+def _requirements(config: SpeculationConfig) -> tuple[bool, bool]:
+    """Sort key: a draft model weighs more than shared outputs."""
     return config.draft_model is not None, config.share_outputs
-
-
-Watch = Callable[[str], None]

@@ -1,4 +1,4 @@
-"""What was found, in words: what to use, what it gains and how sure that is, and what would gain more."""
+"""The recommendation: the configuration to use, its speedup with an interval, and further options."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from forerun.bench.summary import RatioEstimate
 from forerun.config import SpeculationConfig
 from forerun.core.theory import best_gamma, speedup
 from forerun.tune.measure import Measured
-from forerun.tune.predict import NOTHING, WORTH_IT, Prediction
+from forerun.tune.predict import MIN_SPEEDUP, NO_SPECULATION, Choice, Prediction
 
 GOOD_DRAFT: Final = (0.75, 0.1)
-"""A draft model that was trained for its target: how often it is right, and what a guess costs in steps."""
+"""Assumed acceptance rate of a draft model trained for its target, and its cost per draft token in steps."""
 
-WIDE: Final = 0.15
-"""An interval of so much on either side makes a figure uncertain."""
+WIDE_INTERVAL: Final = 0.15
+"""Half width of an interval, relative to the ratio, above which more prompts are suggested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to use, what was predicted of everything, and what a real run of it gave on some of the prompts,
-    of which `expected` was predicted. The servers ran with `vllm_flags`.
+    """The best prediction, all predictions, and the measured run of the best one on some of the prompts, for
+    which `predicted` was predicted. The servers ran with `vllm_flags`.
     """
 
     best: Prediction
@@ -30,83 +30,94 @@ class Recommendation:
     measured: Measured | None
     costs: dict[int, float]
     num_prompts: int
-    plain_speed: float
-    expected: RatioEstimate = NOTHING.gain
+    baseline_speed: float
+    predicted: RatioEstimate = NO_SPECULATION.speedup
     vllm_flags: tuple[str, ...] = ()
 
     @property
-    def config(self) -> SpeculationConfig:
-        """What `forerun serve --speculation` takes."""
-        return self.best.choice.config if self.worth_it else NOTHING.choice.config
+    def choice(self) -> Choice:
+        """The recommended choice."""
+        return self.best.choice if self.should_speculate else NO_SPECULATION.choice
 
     @property
-    def worth_it(self) -> bool:
-        """Whether to speculate at all: predicted, and not refuted by the real run."""
-        return self.best is not NOTHING and (self.measured is None or self.measured.gain.value >= WORTH_IT)
+    def config(self) -> SpeculationConfig:
+        """The configuration for `forerun serve --speculation`."""
+        return self.choice.config
+
+    @property
+    def should_speculate(self) -> bool:
+        """Whether a speedup is predicted and the measured run does not refute it."""
+        if self.best is NO_SPECULATION:
+            return False
+        return self.measured is None or self.measured.speedup.value >= MIN_SPEEDUP
 
     def headline(self) -> str:
         """The recommendation with the measured speedup."""
-        advised = f"Use {self.best.choice.name}" if self.worth_it else "Do not speculate"
+        advice = f"Use {self.best.choice.name}" if self.should_speculate else "Do not speculate"
         if self.measured is None:
-            return advised
-        gain = self.measured.gain
-        return f"{advised}: {gain} times the speed of non-speculative decoding{gain.verdict}"
+            return advice
+        ratio = self.measured.speedup
+        return f"{advice}: {ratio} times the speed of non-speculative decoding{ratio.significance_note}"
 
     def paragraph(self) -> str:
-        """The recommendation, the figures behind it, and what would gain more."""
-        return " ".join([*self._what(), *self._more()])
+        """The recommendation, the figures behind it, and options with a higher speedup."""
+        return " ".join([self._advice(), *self._options()])
 
-    def _what(self) -> list[str]:
+    def _advice(self) -> str:
         baseline = (
-            f"Non-speculative decoding runs at {self.plain_speed:.1f} tokens/s on these"
+            f"Non-speculative decoding runs at {self.baseline_speed:.1f} tokens/s on these"
             f" {self.num_prompts} prompts."
         )
-        if self.best is NOTHING:
-            most = max((each.gain for each in self.predictions), key=lambda gain: gain.value)
-            return [
+        if self.best is NO_SPECULATION:
+            highest = max((each.speedup for each in self.predictions), key=lambda ratio: ratio.value)
+            return (
                 f"Do not speculate. {baseline} The best of {len(self.predictions)} choices has a predicted"
-                f" speedup of {most}, below the {WORTH_IT:.2f} that is worth it."
-            ]
+                f" speedup of {highest}, below the minimum of {MIN_SPEEDUP:.2f}."
+            )
         found = self.measured
         assert found is not None
         measured = (
-            f"measured on {found.num} prompts: {found.gain} times that speed{found.gain.verdict}"
-            f" ({self._before()})"
+            f"measured on {found.num} prompts: {found.speedup} times that speed"
+            f"{found.speedup.significance_note} ({self._prediction()})"
         )
-        if not self.worth_it:
-            return [f"Do not speculate. {baseline} {self.best.choice.name}, {measured}."]
-        sure = max(found.gain.high / found.gain.value, found.gain.value / found.gain.low) - 1 <= WIDE
-        same = f"{found.same} of {found.num} outputs are identical, token for token"
-        return [
+        if not self.should_speculate:
+            return f"Do not speculate. {baseline} {self.best.choice.name}, {measured}."
+        identical = f"{found.num_identical} of {found.num} outputs are identical, token for token"
+        if found.num_identical < found.num:
+            identical += "; `forerun audit greedy` determines whether the others differ at near-ties"
+        return (
             f"Use {self.best.choice.name}. {baseline} With it, {measured};"
-            f" {found.guesses_per_step:.1f} draft tokens and {found.tokens_per_step:.2f} tokens per step."
-            f" {same}"
-            + ("." if found.same == found.num else "; `forerun audit greedy` finds out whether by near-ties.")
-            + ("" if sure else " The interval is wide: use more prompts to narrow it.")
-        ]
+            f" {found.draft_tokens_per_step:.1f} draft tokens and {found.tokens_per_step:.2f} tokens per"
+            f" step. {identical}."
+            + (" The interval is wide: use more prompts to narrow it." if _is_wide(found.speedup) else "")
+        )
 
-    def _before(self) -> str:
-        """What was known before the real run."""
+    def _prediction(self) -> str:
+        """The speedup that was known before the measured run."""
         if self.best.measured:
-            return f"in a first run: {self.best.gain}"
-        return f"predicted for these prompts: {self.expected}, for all: {self.best.gain}"
+            return f"in a first run: {self.best.speedup}"
+        return f"predicted for these prompts: {self.predicted}, for all: {self.best.speedup}"
 
-    def _more(self) -> list[str]:
-        """What would gain more."""
-        now = self.best.gain.value if self.worth_it else 1.0
-        told = []
-        if self.worth_it and self.best.choice.config.share_outputs:
-            told.append(
-                "Answers resemble each other: a corpus of them (`forerun corpus build`) would do the same"
-                " without anything passing from one request to another."
+    def _options(self) -> list[str]:
+        """Sentences on options with a higher speedup, or with fewer requirements."""
+        current = self.best.speedup.value if self.should_speculate else 1.0
+        sentences = []
+        if self.should_speculate and self.best.choice.config.share_outputs:
+            sentences.append(
+                "Outputs resemble each other: a corpus of them (`forerun corpus build`) would give the same"
+                " speedup without sharing text between requests."
             )
         if not any(each.choice.config.draft_model for each in self.predictions):
             alpha, cost = GOOD_DRAFT
             row = (self.costs[2] - self.costs[1]) / self.costs[1]
-            gain = speedup(alpha, best_gamma(alpha, cost + row), cost + row)
-            if gain > 1.05 * now:
-                told.append(
+            value = speedup(alpha, best_gamma(alpha, cost + row), cost + row)
+            if value > 1.05 * current:
+                sentences.append(
                     f"A draft model with an acceptance rate of {alpha:.0%} that costs {cost:.0%} of a step"
-                    f" per draft token (assumed values) would give a speedup of {gain:.1f} by theorem 3.8."
+                    f" per draft token (assumed values) would give a speedup of {value:.1f} by theorem 3.8."
                 )
-        return told
+        return sentences
+
+
+def _is_wide(ratio: RatioEstimate) -> bool:
+    return max(ratio.high / ratio.value, ratio.value / ratio.low) - 1 > WIDE_INTERVAL

@@ -1,5 +1,5 @@
-"""One plain run, replays of everything that can be replayed, a short run of each draft model, and then a real
-run of the best.
+"""The tuning procedure: a non-speculative run, replays of every lookup drafter, a short run of each draft
+model, then a measured run of the best choice.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from forerun.bench.systems import ServedModel, flags_of
+from forerun.bench.systems import ServedModel, vllm_server_flags
 from forerun.config import SpeculationConfig
 from forerun.servers.endpoint import Endpoint
 from forerun.tune.measure import (
@@ -16,56 +16,68 @@ from forerun.tune.measure import (
     TuningPrompts,
     measure,
     measure_baseline,
-    predicted_by,
+    mode_of,
+    prediction_from_run,
     serving,
     warm_up,
-    way_of,
 )
-from forerun.tune.predict import NOTHING, Choice, Prediction, Watch, best, lookups, predict
+from forerun.tune.predict import (
+    NO_SPECULATION,
+    Choice,
+    Prediction,
+    ReportProgress,
+    best,
+    lookup_choices,
+    predict,
+)
 from forerun.tune.recommendation import Recommendation
 
-FEWEST: Final = 6
-"""Prompts of the real run, at least: of many prompts it is every second. Draft models are tried with every
+MIN_PROMPTS: Final = 6
+"""Prompts of the measured run, at least; with more prompts it uses every second. Draft models run on every
 second of those.
 """
 
 
 def recommend(
-    model: ServedModel, asked: TuningPrompts, draft_models: Sequence[str], watch: Watch
+    model: ServedModel, prompts: TuningPrompts, draft_models: Sequence[str], report_progress: ReportProgress
 ) -> Recommendation:
-    """What to use for prompts like these."""
-    verified = asked.places(max(FEWEST, len(asked.questions) // 2))
-    tried = verified[::2]
-    watch("starting the server")
+    """Recommend a configuration for prompts like these."""
+    validation = prompts.spread_indices(max(MIN_PROMPTS, len(prompts.questions) // 2))
+    trial = validation[::2]
+    report_progress("starting the server")
     with serving(model, SpeculationConfig(share_outputs=True)) as server:
-        told, speed = measure_baseline(server, asked, watch)
-        judged = told.some(tried) if draft_models else told  # all choices by the same prompts
-        predictions = [predict(choice, judged) for choice in lookups()]
+        baseline, speed = measure_baseline(server, prompts, report_progress)
+        replayed = baseline.select(trial) if draft_models else baseline  # the same prompts for all choices
+        predictions = [predict(choice, replayed) for choice in lookup_choices()]
         chosen, measured = best(predictions), None
-        if chosen is not NOTHING and not draft_models:
-            measured = _verify(server, asked.at(verified), way_of(chosen.choice), watch)
-    predictions += [_tried(model, asked.at(tried), draft, watch) for draft in draft_models]
+        if chosen is not NO_SPECULATION and not draft_models:
+            measured = _measure(server, prompts.select(validation), mode_of(chosen.choice), report_progress)
+    predictions += [_try_draft(model, prompts.select(trial), each, report_progress) for each in draft_models]
     chosen = best(predictions)
-    if chosen is not NOTHING and measured is None:
-        watch("starting the server again, as it would be")
+    if chosen is not NO_SPECULATION and measured is None:
+        report_progress("starting the server with the recommended configuration")
         with serving(model, chosen.choice.config) as server:
-            measured = _verify(server, asked.at(verified), way_of(chosen.choice), watch)
-    known = chosen.measured or chosen is NOTHING
-    expected = chosen.gain if known else predict(chosen.choice, told.some(verified)).gain
-    num = len(asked.questions)
-    flags = tuple(flags_of(model))
-    return Recommendation(chosen, predictions, measured, dict(told.costs), num, speed, expected, flags)
+            measured = _measure(server, prompts.select(validation), mode_of(chosen.choice), report_progress)
+    is_known = chosen.measured or chosen is NO_SPECULATION
+    predicted = chosen.speedup if is_known else predict(chosen.choice, baseline.select(validation)).speedup
+    num = len(prompts.questions)
+    flags = tuple(vllm_server_flags(model))
+    return Recommendation(chosen, predictions, measured, dict(baseline.costs), num, speed, predicted, flags)
 
 
-def _verify(server: Endpoint, asked: TuningPrompts, way: DecodingMode, watch: Watch) -> Measured:
-    """A real run."""
-    warm_up(server, asked, way, watch)
-    return measure(server, asked, way, watch)
+def _measure(
+    server: Endpoint, prompts: TuningPrompts, mode: DecodingMode, report_progress: ReportProgress
+) -> Measured:
+    """Warm up, then measure."""
+    warm_up(server, prompts, mode, report_progress)
+    return measure(server, prompts, mode, report_progress)
 
 
-def _tried(model: ServedModel, asked: TuningPrompts, draft: str, watch: Watch) -> Prediction:
-    """What a draft model gains."""
+def _try_draft(
+    model: ServedModel, prompts: TuningPrompts, draft: str, report_progress: ReportProgress
+) -> Prediction:
+    """Measure a draft model."""
     choice = Choice(f"the draft model {draft}", SpeculationConfig(draft_model=draft))
-    watch(f"starting the server with {draft}")
+    report_progress(f"starting the server with {draft}")
     with serving(model, choice.config) as server:
-        return predicted_by(choice, _verify(server, asked, way_of(choice), watch))
+        return prediction_from_run(choice, _measure(server, prompts, mode_of(choice), report_progress))

@@ -1,4 +1,4 @@
-"""What is asked in a benchmark."""
+"""The suites of a benchmark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.bench.suites import CODE_EDITING, LENGTHS, Question, read_suite
+from forerun.bench.suites import CODE_EDITING, SOURCE_LENGTHS, Question, read_suite
 from forerun.errors import UnreadablePrompts
 
 
@@ -27,25 +27,25 @@ def test_spec_bench_files_are_read_by_group(tmp_path: Path) -> None:
     assert [each.id for each in read_suite(str(file), per_category=1)] == ["81", "1", "2"]
 
 
-def test_conversations_begin_with_what_people_say(tmp_path: Path) -> None:
+def test_the_first_user_message_of_a_conversation_is_the_prompt(tmp_path: Path) -> None:
     file = tmp_path / "sharegpt.json"
-    said = [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "Hello"}]
-    file.write_text(json.dumps([{"id": "x", "conversations": said}, {"conversations": said[:1]}]))
+    turns = [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "Hello"}]
+    file.write_text(json.dumps([{"id": "x", "conversations": turns}, {"conversations": turns[:1]}]))
     assert read_suite(str(file)) == [Question("x", "sharegpt", "Hello")]
 
 
-def test_lines_are_prompts(tmp_path: Path) -> None:
+def test_each_line_of_a_text_file_is_a_prompt(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text('Say hello.\n\n{"text": "Say bye.", "cat": "short"}\n')
     assert read_suite(str(file)) == [Question("1", "mine", "Say hello."), Question("3", "short", "Say bye.")]
 
 
-def test_code_editing_asks_about_whole_functions() -> None:
+def test_code_editing_prompts_contain_whole_functions() -> None:
     found = read_suite(CODE_EDITING)
     assert len({each.id for each in found}) == len(found) >= 40
     for each in found:
         _, source, _ = each.text.split("```")
-        assert len(source) - len("python\n\n") in LENGTHS
+        assert len(source) - len("python\n\n") in SOURCE_LENGTHS
         (function,) = ast.parse(source.removeprefix("python\n")).body
         assert isinstance(function, ast.FunctionDef)
         named = function.args.posonlyargs + function.args.args
@@ -54,7 +54,7 @@ def test_code_editing_asks_about_whole_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "expected"),
     [
         ("", "no questions"),
         ('{"prompt": 3}\n', "line 1"),
@@ -62,10 +62,10 @@ def test_code_editing_asks_about_whole_functions() -> None:
         ("[1, 2]", "conversations"),
     ],
 )
-def test_what_is_no_suite_is_refused_in_words(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_file_that_is_not_a_suite_is_an_error(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text(text)
-    with pytest.raises(UnreadablePrompts, match=complaint):
+    with pytest.raises(UnreadablePrompts, match=expected):
         read_suite(str(file))
     with pytest.raises(UnreadablePrompts, match=CODE_EDITING):
         read_suite(str(tmp_path / "missing.jsonl"))

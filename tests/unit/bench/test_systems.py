@@ -1,4 +1,4 @@
-"""How the servers under test are started."""
+"""The commands of the servers under test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from forerun.bench import systems
-from forerun.bench.systems import FORERUN, VLLM, ServedModel, find_systems, flags_of, required_flags
+from forerun.bench.systems import FORERUN, VLLM, ServedModel, find_systems, required_flags, vllm_server_flags
 from forerun.cli.main import app
 from forerun.errors import ServerFailed
 
@@ -38,7 +38,7 @@ def test_flags_of_the_user_reach_every_vllm_server_after_ours(tmp_path: Path) ->
     for command in commands_of(model, VLLM, "vllm-ngram", FORERUN).values():
         at = command.index("--enforce-eager")
         assert command[at - 2 : at + 1] == given
-        assert command.index("4096") < at, "the last of two equal flags counts"
+        assert command.index("4096") < at, "of two equal flags the last one wins"
     (other,) = {command for name, command in commands_of(model, "transformers").items()}
     assert not set(given) & set(other)
 
@@ -51,7 +51,7 @@ def test_flags_of_the_user_reach_every_vllm_server_after_ours(tmp_path: Path) ->
         ([1.0], False, ()),
     ],
 )
-def test_chunked_prefill_is_off_only_where_stock_vllm_fails_with_it(
+def test_chunked_prefill_is_disabled_only_where_stock_vllm_fails_with_it(
     monkeypatch: pytest.MonkeyPatch, temperatures: list[float], on_cpu: bool, expected: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(systems, "_is_cpu_only", lambda: on_cpu)
@@ -59,7 +59,7 @@ def test_chunked_prefill_is_off_only_where_stock_vllm_fails_with_it(
 
 
 def started_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], float]]:
-    """The commands that would be started, and their time limits; none of them starts."""
+    """The commands and time limits of servers; none of them is started."""
     seen: list[tuple[tuple[str, ...], float]] = []
 
     def refuse(command: tuple[str, ...], log: Path, **given: Any) -> None:
@@ -70,11 +70,11 @@ def started_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...],
     return seen
 
 
-def test_bench_run_passes_on_what_follows_two_dashes_and_records_it(
+def test_bench_run_passes_arguments_after_two_dashes_on_and_records_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, record = started_with(monkeypatch), tmp_path / "bench.jsonl"
-    words = [
+    arguments = [
         "bench",
         "run",
         "code-editing",
@@ -85,7 +85,9 @@ def test_bench_run_passes_on_what_follows_two_dashes_and_records_it(
         "-o",
         str(record),
     ]
-    found = CliRunner().invoke(app, [*words, "--dtype", "float32", "--", "--enforce-eager", "--seed", "3"])
+    found = CliRunner().invoke(
+        app, [*arguments, "--dtype", "float32", "--", "--enforce-eager", "--seed", "3"]
+    )
     assert found.exit_code == 1, found.output
     assert len(seen) == 2
     for command, timeout in seen:
@@ -96,20 +98,28 @@ def test_bench_run_passes_on_what_follows_two_dashes_and_records_it(
     assert facts["vllm_flags"] == ["--dtype", "float32", "--enforce-eager", "--seed", "3"]
     assert facts["vllm_environment"]["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
     assert "code-editing" not in facts["vllm_flags"]
-    assert len(facts["asked"]["questions"]) == 4, "the flags are not suites"
+    assert len(facts["workload"]["questions"]) == 4, "the flags are not taken for suites"
 
 
 def test_servers_have_ten_minutes_to_start_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = started_with(monkeypatch)
-    words = ["bench", "run", "code-editing", "--model", str(tmp_path), "-o", str(tmp_path / "bench.jsonl")]
-    CliRunner().invoke(app, words)
+    arguments = [
+        "bench",
+        "run",
+        "code-editing",
+        "--model",
+        str(tmp_path),
+        "-o",
+        str(tmp_path / "bench.jsonl"),
+    ]
+    CliRunner().invoke(app, arguments)
     assert [timeout for _, timeout in seen] == [600, 600]
 
 
-def test_the_flags_of_a_model_begin_with_its_precision(tmp_path: Path) -> None:
-    assert flags_of(ServedModel(tmp_path, "float32", max_length=512)) == [
+def test_the_flags_of_a_vllm_server_begin_with_its_dtype(tmp_path: Path) -> None:
+    assert vllm_server_flags(ServedModel(tmp_path, "float32", max_length=512)) == [
         "--dtype",
         "float32",
         "--max-model-len",

@@ -1,4 +1,4 @@
-"""What passes cost: the curve, how it is measured, mended, and kept."""
+"""Step-cost curves: profiling, online correction and caching."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from forerun.control import cost_cache
-from forerun.control.step_cost import MIN_SECONDS, REPEATS, TOO_SLOW, StepCost, rising
+from forerun.control.step_cost import MAX_STEP_SECONDS, PROFILE_SECONDS, REPEATS, StepCost, isotonic_fit
 
 
-def test_a_curve_is_a_line_between_what_was_measured_and_goes_on_behind() -> None:
+def test_a_curve_is_piecewise_linear_and_extrapolates() -> None:
     cost = StepCost((1, 4, 8), (1.0, 1.3, 1.7))
     rows = np.array([0.0, 1.0, 2.0, 4.0, 6.0, 10.0])
     assert [cost.at(num) for num in rows] == pytest.approx([1.0, 1.0, 1.1, 1.3, 1.5, 1.9])
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(0.1, 10.0)), min_size=1, max_size=12))
-def test_a_curve_never_falls_and_stays_near(points: list[tuple[float, float]]) -> None:
+def test_the_isotonic_fit_equals_the_one_of_scipy(points: list[tuple[float, float]]) -> None:
     values, weights = np.array(points).T
-    found = rising(values.copy(), weights.copy())
+    found = isotonic_fit(values.copy(), weights.copy())
     assert (np.diff(found) >= 0).all()
     assert found == pytest.approx(isotonic_regression(values, weights=weights).x)
 
 
-def test_what_is_no_curve_is_refused() -> None:
+def test_invalid_curves_are_rejected() -> None:
     for rows, seconds in (
         ((1,), (1.0,)),
         ((2, 1), (1.0, 2.0)),
@@ -39,16 +39,16 @@ def test_what_is_no_curve_is_refused() -> None:
             StepCost(rows, seconds)
 
 
-def test_the_fastest_of_a_few_turns_counts() -> None:
+def test_profiling_takes_the_fastest_of_several_sweeps() -> None:
     calls: list[int] = []
 
     def seconds(rows: int) -> float:
         calls.append(rows)
         return 0.001 * rows * (1 + len(calls) % 3)
 
-    cost = StepCost.profile(seconds, most=40)
+    cost = StepCost.profile(seconds, max_rows=40)
     assert cost.rows.tolist() == [1, 2, 4, 8, 16, 17, 32]
-    assert calls.count(32) == REPEATS, "the last of them is not tried before"
+    assert calls.count(32) == REPEATS, "the largest is not measured in the search for it"
     assert cost.at(1) == pytest.approx(0.001)
 
 
@@ -57,29 +57,31 @@ def test_a_slow_step_is_measured_once_and_ends_the_curve() -> None:
 
     def seconds(rows: int) -> float:
         calls.append(rows)
-        return MIN_SECONDS if rows > 2 else TOO_SLOW / 2
+        return PROFILE_SECONDS if rows > 2 else MAX_STEP_SECONDS / 2
 
-    assert StepCost.profile(seconds, most=1024).rows.tolist() == [1, 2, 4]
+    assert StepCost.profile(seconds, max_rows=1024).rows.tolist() == [1, 2, 4]
     assert calls == [1, 2, 4, 1, 2, 4]
 
 
 def shape(cost: StepCost, rows: int = 16) -> float:
-    """How much dearer than one row so many are, whatever the mood."""
+    """Cost of a number of rows relative to one row, independent of machine speed."""
     return cost.at(rows) / cost.at(1)
 
 
-def test_a_mood_is_followed_and_leaves_the_curve_as_it_was() -> None:
+def test_a_change_of_machine_speed_leaves_the_shape_of_the_curve() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.2))
     for _ in range(60):
         cost.update(16, 1.6 * 1.2)
     assert cost.at(16) == pytest.approx(1.6 * 1.2, rel=0.02)
-    assert shape(cost) == pytest.approx(1.2, rel=0.12), "sixty steps of one kind cannot tell mood from curve"
+    assert shape(cost) == pytest.approx(1.2, rel=0.12), (
+        "steps of one row count cannot separate speed from curve"
+    )
     for _ in range(60):
         cost.update(16, 1.2)
     assert shape(cost) == pytest.approx(1.2, rel=0.05)
 
 
-def test_a_wrong_curve_is_mended_by_a_plain_step_now_and_then() -> None:
+def test_occasional_baseline_steps_correct_a_wrong_curve() -> None:
     rng = np.random.default_rng(0)
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
     for number in range(1000):
@@ -88,27 +90,27 @@ def test_a_wrong_curve_is_mended_by_a_plain_step_now_and_then() -> None:
     assert shape(cost) == pytest.approx(2.0, rel=0.15)
 
 
-def test_a_curve_that_was_measured_beside_something_else_is_soon_mended() -> None:
+def test_a_curve_profiled_on_a_busy_machine_is_corrected_within_120_steps() -> None:
     rng = np.random.default_rng(0)
     cost = StepCost((1, 2, 4, 8, 16, 32, 64), (0.06, 0.16, 0.13, 0.17, 0.30, 0.17, 0.35))
-    assert cost.at(32) == pytest.approx(cost.at(16)), "guesses seem to be free"
+    assert cost.at(32) == pytest.approx(cost.at(16)), "rows seem to be free"
     for number in range(120):
         rows, seconds = (16, 0.067) if number % 12 == 0 else (32, 0.09)
         cost.update(rows, seconds * float(np.exp(0.05 * rng.standard_normal())))
     assert cost.at(32) / cost.at(16) == pytest.approx(0.09 / 0.067, rel=0.1)
 
 
-def test_steps_of_one_kind_say_nothing_of_others() -> None:
+def test_steps_of_one_row_count_do_not_make_other_row_counts_certain() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
     for _ in range(1000):
         cost.update(16, 2.0)
     for _ in range(2):
         cost.update(1, 1.0)
         cost.update(16, 2.0)
-    assert shape(cost) > 1.5, "a thousand steps of one kind were taken for knowledge of all"
+    assert shape(cost) > 1.5, "steps of one row count made the filter certain about others"
 
 
-def test_what_is_in_doubt_seems_dear_until_it_was_seen() -> None:
+def test_the_upper_curve_adds_uncertainty_until_a_row_count_is_observed() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
     assert cost.at(16) == pytest.approx(1.0)
     _, before = cost.upper_curve(1)
@@ -124,14 +126,14 @@ def test_what_is_in_doubt_seems_dear_until_it_was_seen() -> None:
     assert cost.upper_curve(1)[1][2] < 1.02
 
 
-def test_a_curve_that_is_known_stays_known() -> None:
-    cost = StepCost((1, 2), (1.0, 1.012), doubt=0.0)
+def test_a_curve_without_prior_variance_is_not_changed() -> None:
+    cost = StepCost((1, 2), (1.0, 1.012), prior_variance=0.0)
     for number in range(1000):
         cost.update(1 + number % 2, 1.0 + 0.012 * (number % 2))
     assert cost.upper_curve(1)[1].tolist() == pytest.approx([1.0, 1.012])
 
 
-def test_a_step_that_was_disturbed_hardly_counts() -> None:
+def test_a_disturbed_step_has_little_weight() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.2))
     for _ in range(50):
         cost.update(4, 1.0)
@@ -140,7 +142,7 @@ def test_a_step_that_was_disturbed_hardly_counts() -> None:
     assert shape(cost) == pytest.approx(1.2, rel=0.05)
 
 
-def test_long_contexts_have_a_curve_of_their_own() -> None:
+def test_long_contexts_have_their_own_curve() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.2))
     for number in range(400):
         cost.update(16 if number % 2 else 1, 3.0 if number % 2 else 1.0, context=100_000)
@@ -149,7 +151,7 @@ def test_long_contexts_have_a_curve_of_their_own() -> None:
     assert shape(cost) == pytest.approx(1.2, rel=0.1)
 
 
-def test_drawing_tokens_has_a_curve_of_its_own() -> None:
+def test_sampling_has_its_own_curve() -> None:
     cost = StepCost((1, 4, 16), (1.0, 1.0, 1.2))
     for number in range(400):
         cost.update(16 if number % 2 else 1, 2.0 if number % 2 else 1.0, sampled=True)
@@ -158,14 +160,14 @@ def test_drawing_tokens_has_a_curve_of_its_own() -> None:
     assert shape(cost) == pytest.approx(1.2, rel=0.1)
 
 
-def test_a_typical_curve_learns_what_a_second_is_from_the_first_step() -> None:
+def test_the_default_curve_takes_its_scale_from_the_first_step() -> None:
     cost = StepCost.default()
     cost.update(1, 0.04)
     assert cost.at(1) == pytest.approx(0.04, rel=0.01)
     assert shape(cost, 64) == pytest.approx(1 + 63 * 0.012, rel=0.01)
 
 
-def test_curves_are_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_are_cached_across_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     name = cost_cache.cache_key(model="a", dtype="float32")
     assert name != cost_cache.cache_key(model="a", dtype="bfloat16")
@@ -179,6 +181,6 @@ def test_curves_are_kept_for_the_next_start(tmp_path: Path, monkeypatch: pytest.
     assert shape(again, 4) == pytest.approx(shape(cost, 4), rel=0.01)
     (file,) = (tmp_path / "forerun" / "costs").iterdir()
     file.write_text("{")
-    assert cost_cache.load(name) is None, "what cannot be read is measured again"
+    assert cost_cache.load(name) is None, "an unreadable file is a miss"
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    cost_cache.save(name, cost)  # nowhere to keep it: that is all
+    cost_cache.save(name, cost)  # an unwritable directory is ignored

@@ -1,4 +1,4 @@
-"""What the drafters promise, said as plainly as possible. Slow, and the measure of the fast ones."""
+"""Slow reference implementations of the drafters."""
 
 from __future__ import annotations
 
@@ -10,48 +10,52 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from forerun.drafters.context_index import MOST_WALKED, NUM_FREQUENT, NUM_RUNGS
-from forerun.drafters.match_tree import UNSEEN, UNSEEN_EACH, weigh
-from forerun.drafters.matches import BREAK, LONGEST
+from forerun.drafters.context_index import MAX_WALK, NUM_FREQUENT, NUM_LEVELS
+from forerun.drafters.match_tree import UNSEEN_VOTES, UNSEEN_VOTES_PER_CANDIDATE, vote_weight
+from forerun.drafters.matches import BREAK, MAX_MATCH
 
 
-def match_length(text: Sequence[int], place: int, context: Sequence[int]) -> int:
-    """How many of the last tokens of a context are found at and before a place."""
+def match_length(text: Sequence[int], position: int, context: Sequence[int]) -> int:
+    """Number of last tokens of a context found at and before a position."""
     length = 0
     while (
-        length < min(LONGEST, len(context), place + 1)
-        and text[place - length] == context[len(context) - 1 - length] != BREAK
+        length < min(MAX_MATCH, len(context), position + 1)
+        and text[position - length] == context[len(context) - 1 - length] != BREAK
     ):
         length += 1
     return length
 
 
-def places(text: Sequence[int], context: Sequence[int], *, own: bool) -> list[tuple[int, int]]:
-    """Every place where the end of a context is found, newest first, with the length of its match."""
+def occurrences(text: Sequence[int], context: Sequence[int], *, own: bool) -> list[tuple[int, int]]:
+    """Match length and position of every occurrence of the end of a context, newest first."""
     last = len(text) - 1 if own else len(text)
-    found = [(match_length(text, place, context), place) for place in range(last - 1, -1, -1)]
-    return [(length, place) for length, place in found if length]
+    found = [(match_length(text, position, context), position) for position in range(last - 1, -1, -1)]
+    return [(length, position) for length, position in found if length]
 
 
-def sightings(text: Sequence[int], context: Sequence[int], most: int, *, own: bool) -> list[tuple[int, int]]:
-    """The sightings of an index: rung by rung from the longest contexts, the most recent on each."""
-    found = places(text, context, own=own)
-    noted: list[tuple[int, int]] = []
-    for rung in range(NUM_RUNGS - 1, -1, -1):
-        here = [(length, place) for length, place in found if length >= 1 << rung][:MOST_WALKED]
-        noted += [(length, place) for length, place in here if length < 2 << rung or rung == NUM_RUNGS - 1]
-    return noted[:most]
+def matches(
+    text: Sequence[int], context: Sequence[int], max_matches: int, *, own: bool
+) -> list[tuple[int, int]]:
+    """Matches of an index: level by level from the longest contexts, most recent first."""
+    found = occurrences(text, context, own=own)
+    collected: list[tuple[int, int]] = []
+    for level in range(NUM_LEVELS - 1, -1, -1):
+        here = [(length, position) for length, position in found if length >= 1 << level][:MAX_WALK]
+        collected += [
+            (length, position) for length, position in here if length < 2 << level or level == NUM_LEVELS - 1
+        ]
+    return collected[:max_matches]
 
 
 def frequent(text: Sequence[int]) -> list[tuple[int, int]]:
-    """The most frequent tokens that came more than once: how often, and where last."""
-    last = {token: place for place, token in enumerate(text) if token != BREAK}
+    """Count and last position of the most frequent tokens that occur more than once."""
+    last = {token: position for position, token in enumerate(text) if token != BREAK}
     counted = sorted(((count, last[token]) for token, count in Counter(text).items() if token in last))
-    return sorted((count, place) for count, place in counted[-NUM_FREQUENT:] if count > 1)
+    return sorted((count, position) for count, position in counted[-NUM_FREQUENT:] if count > 1)
 
 
-def ahead(text: Sequence[int], begin: int, depth: int, *, own: bool) -> list[int]:
-    """What follows: a text repeats itself at its end, another's ends."""
+def continuation(text: Sequence[int], begin: int, depth: int, *, own: bool) -> list[int]:
+    """Tokens from `begin` on: a request's own text wraps around, any other text ends."""
     tokens: list[int] = []
     at = begin
     for _ in range(depth):
@@ -66,13 +70,16 @@ def ahead(text: Sequence[int], begin: int, depth: int, *, own: bool) -> list[int
 def tree(
     rows: list[tuple[int, int, int, list[int]]], depth: int, budget: int
 ) -> list[tuple[float, list[int]]]:
-    """The most likely paths, best first, of sightings given as (match, source, count, tokens)."""
+    """The most likely paths, best first, of matches given as (length, source, count, tokens)."""
     frontier: list[tuple[float, list[int]]] = []
     taken: list[tuple[float, list[int]]] = [(1.0, [])]
     for _ in range(budget):
         survival, path = taken[-1]
         if len(path) < depth:
-            frontier += [(survival * chance, [*path, token]) for token, chance in chances(rows, path).items()]
+            frontier += [
+                (survival * probability, [*path, token])
+                for token, probability in probabilities(rows, path).items()
+            ]
         if not frontier:
             break
         best = max(frontier, key=lambda node: node[0])
@@ -81,30 +88,30 @@ def tree(
     return taken[1:]
 
 
-def chances(rows: list[tuple[int, int, int, list[int]]], path: list[int]) -> dict[int, float]:
-    """The chance of every token behind a path, from the sightings that agree with it."""
+def probabilities(rows: list[tuple[int, int, int, list[int]]], path: list[int]) -> dict[int, float]:
+    """Probability of every token after a path, from the matches that agree with it."""
     level = len(path)
     agreeing = sorted((row for row in rows if row[3][:level] == path), key=lambda row: -row[0])
     votes: dict[int, float] = {}
-    heard: set[int] = set()
+    voted_sources: set[int] = set()
     for match, source, count, tokens in agreeing:
         token = tokens[level]
         if token != BREAK:
             longest = agreeing[0][0] + level
-            weight = weigh(match + level, longest, count, source, source not in heard)
+            weight = vote_weight(match + level, longest, count, source, source not in voted_sources)
             votes[token] = votes.get(token, 0.0) + weight
-            heard.add(source)
-    total = UNSEEN + sum(votes.values()) + UNSEEN_EACH * len(votes)
+            voted_sources.add(source)
+    total = UNSEEN_VOTES + sum(votes.values()) + UNSEEN_VOTES_PER_CANDIDATE * len(votes)
     return {token: count / total for token, count in votes.items()}
 
 
 def ints(tokens: Sequence[int]) -> np.ndarray:
-    """Tokens as the indexes take them."""
+    """Tokens in the dtype of the indexes."""
     return np.array(tokens, dtype=np.int32)
 
 
 def sabotaged(function: Any, **others: Callable[..., Any]) -> Any:
-    """A compiled function, compiled once more with some of what it calls replaced."""
+    """A compiled function, recompiled with some of its callees replaced."""
     replaced = {name: other if hasattr(other, "py_func") else njit(other) for name, other in others.items()}
-    plain = function.py_func
-    return njit(FunctionType(plain.__code__, {**plain.__globals__, **replaced}, plain.__name__))
+    original = function.py_func
+    return njit(FunctionType(original.__code__, {**original.__globals__, **replaced}, original.__name__))

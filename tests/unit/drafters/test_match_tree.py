@@ -11,32 +11,32 @@ from hypothesis import strategies as st
 from forerun.drafters import match_tree as tree_module
 from forerun.drafters.match_tree import (
     AGREE,
-    CHANCE,
     EVIDENCE,
     FROM,
     MATCHED,
-    RECORD,
+    PROBABILITY,
+    SOURCE_ACCEPTANCE,
     SURVIVAL,
     TOTAL,
     Workspace,
-    grow,
+    grow_tree,
 )
-from forerun.drafters.matches import AHEAD, BREAK, COUNT, LONGEST, MATCH, NUM_SOURCES, SOURCE
+from forerun.drafters.matches import BREAK, CONTINUATION, COUNT, MATCH_LENGTH, MAX_MATCH, NUM_SOURCES, SOURCE
 from forerun.types import ROOT, Draft
 
 DEPTH = 5
-RECORDS = np.array([0.25, 0.5, 0.75], dtype=np.float32)
+ACCEPTANCE_RATES = np.array([0.25, 0.5, 0.75], dtype=np.float32)
 
 
 def padded(tokens: list[int]) -> list[int]:
-    """Nothing comes after the end of a text."""
+    """A continuation with `BREAK` everywhere after its end."""
     end = tokens.index(BREAK) if BREAK in tokens else DEPTH
     return tokens[:end] + [BREAK] * (DEPTH - end)
 
 
 rows = st.lists(
     st.tuples(
-        st.integers(0, LONGEST),
+        st.integers(0, MAX_MATCH),
         st.integers(0, NUM_SOURCES - 1),
         st.integers(1, 9),
         st.lists(st.integers(BREAK, 2), min_size=DEPTH, max_size=DEPTH).map(padded),
@@ -46,17 +46,28 @@ rows = st.lists(
 
 
 def as_array(given_rows: list[tuple[int, int, int, list[int]]]) -> np.ndarray:
-    array = np.zeros((max(len(given_rows), 1), AHEAD + DEPTH), dtype=np.int32)
+    array = np.zeros((max(len(given_rows), 1), CONTINUATION + DEPTH), dtype=np.int32)
     for row, (match, source, count, tokens) in zip(array, given_rows, strict=False):
-        row[MATCH], row[SOURCE], row[COUNT], row[AHEAD:] = match, source, count, tokens
+        row[MATCH_LENGTH], row[SOURCE], row[COUNT], row[CONTINUATION:] = match, source, count, tokens
     return array
 
 
-def grown(given_rows: list[tuple[int, int, int, list[int]]], budget: int, *, chain: bool = False) -> Draft:
+def grow_draft(
+    given_rows: list[tuple[int, int, int, list[int]]], budget: int, *, chain: bool = False
+) -> Draft:
     work = Workspace(max(budget, 100))
     nodes = np.empty((2, budget), dtype=np.int64)
     evidence = np.full((budget, len(EVIDENCE)), np.nan, dtype=np.float32)
-    num = grow(as_array(given_rows), len(given_rows), chain, RECORDS, nodes, evidence, work.ints, work.floats)
+    num = grow_tree(
+        as_array(given_rows),
+        len(given_rows),
+        chain,
+        ACCEPTANCE_RATES,
+        nodes,
+        evidence,
+        work.ints,
+        work.floats,
+    )
     tokens, parents = nodes[:, :num]
     return Draft(tokens, parents, np.zeros(num, dtype=np.bool_), evidence=evidence[:num])
 
@@ -74,30 +85,28 @@ def evidence_of(draft: Draft) -> np.ndarray:
 def test_a_tree_is_the_most_likely_one(
     given_rows: list[tuple[int, int, int, list[int]]], budget: int
 ) -> None:
-    draft = grown(given_rows, budget)
+    draft = grow_draft(given_rows, budget)
     expected = naive.tree(given_rows, DEPTH, budget)
     assert len(draft) == len(expected)
     assert np.allclose(evidence_of(draft)[:, SURVIVAL], [survival for survival, _ in expected], rtol=1e-4)
     for path, survival in zip(paths(draft), evidence_of(draft)[:, SURVIVAL], strict=True):
         product = 1.0
         for depth in range(len(path)):
-            product *= naive.chances(given_rows, path[:depth])[path[depth]]
+            product *= naive.probabilities(given_rows, path[:depth])[path[depth]]
         assert survival == pytest.approx(product, rel=1e-4)
 
 
 @given(rows, st.integers(2, 40))
-def test_the_contract_of_drafts_is_kept(
-    given_rows: list[tuple[int, int, int, list[int]]], budget: int
-) -> None:
-    draft = grown(given_rows, budget)
+def test_the_draft_contract_holds(given_rows: list[tuple[int, int, int, list[int]]], budget: int) -> None:
+    draft = grow_draft(given_rows, budget)
     draft.check(vocab_size=3)
     found = paths(draft)
-    assert len({tuple(path) for path in found}) == len(found), "no two siblings are the same"
+    assert len({tuple(path) for path in found}) == len(found), "siblings are distinct"
     survival = evidence_of(draft)[:, SURVIVAL]
     assert (np.diff(survival) <= 0).all()
     assert (survival > 0).all()
     assert (survival < 1).all()
-    shorter = grown(given_rows, budget // 2)
+    shorter = grow_draft(given_rows, budget // 2)
     assert paths(shorter) == found[: len(shorter)], "a smaller budget is a prefix"
 
 
@@ -105,42 +114,40 @@ def test_the_contract_of_drafts_is_kept(
 def test_a_chain_takes_the_best_child_of_each_node(
     given_rows: list[tuple[int, int, int, list[int]]], budget: int
 ) -> None:
-    draft = grown(given_rows, budget, chain=True)
+    draft = grow_draft(given_rows, budget, chain=True)
     assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
     for depth, token in enumerate(draft.tokens.tolist()):
-        chances = naive.chances(given_rows, draft.tokens[:depth].tolist())
-        assert chances[token] == max(chances.values())
+        probabilities = naive.probabilities(given_rows, draft.tokens[:depth].tolist())
+        assert probabilities[token] == max(probabilities.values())
 
 
-def test_evidence_says_where_a_node_comes_from() -> None:
-    draft = grown([(3, 0, 1, [7, 8, 9, 9, 9]), (2, 1, 1, [7, 8, 8, 8, 8]), (1, 2, 1, [5] * 5)], 3)
+def test_evidence_names_the_sources_of_a_node() -> None:
+    draft = grow_draft([(3, 0, 1, [7, 8, 9, 9, 9]), (2, 1, 1, [7, 8, 8, 8, 8]), (1, 2, 1, [5] * 5)], 3)
     evidence = evidence_of(draft)
     assert paths(draft)[:2] == [[7], [7, 8]]
-    assert evidence[0, [MATCHED, AGREE, TOTAL, FROM, RECORD]].tolist() == [3, 2, 3, 0b011, 0.5]
+    assert evidence[0, [MATCHED, AGREE, TOTAL, FROM, SOURCE_ACCEPTANCE]].tolist() == [3, 2, 3, 0b011, 0.5]
     assert evidence[1, [MATCHED, AGREE, TOTAL, FROM]].tolist() == [4, 2, 2, 0b011]
-    assert evidence[1, SURVIVAL] == pytest.approx(evidence[0, SURVIVAL] * evidence[1, CHANCE])
+    assert evidence[1, SURVIVAL] == pytest.approx(evidence[0, SURVIVAL] * evidence[1, PROBABILITY])
 
 
-def test_nothing_seen_is_nothing_guessed() -> None:
-    assert len(grown([], 8)) == 0
-    assert len(grown([(4, 0, 1, [BREAK] * 5)], 8)) == 0
-    assert grown([(4, 0, 1, [1, BREAK, BREAK, BREAK, BREAK])], 8).parents.tolist() == [ROOT]
+def test_without_matches_the_draft_is_empty() -> None:
+    assert len(grow_draft([], 8)) == 0
+    assert len(grow_draft([(4, 0, 1, [BREAK] * 5)], 8)) == 0
+    assert grow_draft([(4, 0, 1, [1, BREAK, BREAK, BREAK, BREAK])], 8).parents.tolist() == [ROOT]
 
 
-def test_longer_matches_and_more_of_them_count_for_more() -> None:
+def test_longer_and_more_matches_have_more_weight() -> None:
     def first(*given_rows: tuple[int, int, int, list[int]]) -> int:
-        return int(grown(list(given_rows), 1).tokens[0])
+        return int(grow_draft(list(given_rows), 1).tokens[0])
 
     assert first((8, 0, 1, [1] * 5), (2, 0, 1, [2] * 5)) == 1
     assert first((2, 0, 1, [1] * 5), *[(2, 0, 1, [2] * 5)] * 3) == 2
-    assert first((3, 0, 1, [1] * 5), (3, 0, 1, [2] * 5)) == 1, "the more recent of equals"
-    assert first((3, 1, 1, [1] * 5), (3, 0, 1, [2] * 5)) == 2, "the request's own text before others'"
+    assert first((3, 0, 1, [1] * 5), (3, 0, 1, [2] * 5)) == 1, "the most recent of equals"
+    assert first((3, 1, 1, [1] * 5), (3, 0, 1, [2] * 5)) == 2, "the request's own text first"
 
 
-def test_the_test_for_the_most_likely_tree_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_come(
-        survival: float, taken: int, filled: int, budget: int, *work: np.ndarray
-    ) -> tuple[int, int]:
+def test_the_check_for_the_most_likely_tree_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unranked(survival: float, taken: int, filled: int, budget: int, *work: np.ndarray) -> tuple[int, int]:
         ints, floats = work
         if filled == budget:
             return -1, filled
@@ -148,15 +155,15 @@ def test_the_test_for_the_most_likely_tree_can_fail(monkeypatch: pytest.MonkeyPa
         return filled, filled + 1
 
     given_rows = [(1, 0, 1, [0, 1, 1, 1, 1]), (1, 0, 1, [1, 1, 1, 1, 1]), (1, 0, 1, [2, 2, 2, 2, 2])]
-    honest = [survival for survival, _ in naive.tree(given_rows, DEPTH, 8)]
-    assert np.allclose(evidence_of(grown(given_rows, 8))[:, SURVIVAL], honest, rtol=1e-4)
-    branch = naive.sabotaged(tree_module._branch, _enter=first_come)
-    monkeypatch.setattr(sys.modules[__name__], "grow", naive.sabotaged(grow, _branch=branch))
-    assert not np.allclose(evidence_of(grown(given_rows, 8))[:, SURVIVAL], honest, rtol=1e-4)
+    expected = [survival for survival, _ in naive.tree(given_rows, DEPTH, 8)]
+    assert np.allclose(evidence_of(grow_draft(given_rows, 8))[:, SURVIVAL], expected, rtol=1e-4)
+    branch = naive.sabotaged(tree_module._expand, _rank_node=unranked)
+    monkeypatch.setattr(sys.modules[__name__], "grow_tree", naive.sabotaged(grow_tree, _expand=branch))
+    assert not np.allclose(evidence_of(grow_draft(given_rows, 8))[:, SURVIVAL], expected, rtol=1e-4)
 
 
-def test_a_budget_of_hundreds_is_filled() -> None:
+def test_a_budget_of_450_is_filled() -> None:
     given_rows = [(1, 0, 1, [row, row, row, row, row]) for row in range(100)]
-    draft = grown(given_rows, 450)
+    draft = grow_draft(given_rows, 450)
     draft.check()
     assert len(draft) == 450

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.drafters import ngram_counts as counts_module
-from forerun.drafters.match_tree import AGREE, CHANCE, MATCHED, RECORD, SURVIVAL, TOTAL
+from forerun.drafters.match_tree import AGREE, MATCHED, PROBABILITY, SOURCE_ACCEPTANCE, SURVIVAL, TOTAL
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.ngram_counts import NgramCounts
 from forerun.errors import ConfigurationError
@@ -20,17 +20,19 @@ texts = st.lists(st.integers(0, 3), min_size=1, max_size=120)
 
 
 def followers(text: list[int], context: list[int], order: int) -> tuple[int, Counter[int], dict[int, int]]:
-    """The longest known end of a context, how often each token followed it, and where last."""
+    """Longest known suffix of a context, the count of each token that followed it, and its last position."""
     for length in range(min(order - 1, len(context)), 0, -1):
         end = context[-length:]
-        places = [at for at in range(length, len(text)) if text[at - length : at] == end]
-        if places:
-            return length, Counter(text[at] for at in places), {text[at]: at for at in places}
+        positions = [at for at in range(length, len(text)) if text[at - length : at] == end]
+        if positions:
+            return length, Counter(text[at] for at in positions), {text[at]: at for at in positions}
     return 0, Counter(), {}
 
 
 def naive_chain(text: list[int], order: int, budget: int) -> list[tuple[int, int, int, int]]:
-    """Token, context length, count and total of every guess: the most frequent, the most recent of equals."""
+    """Token, context length, count and total of every draft token: the most frequent, the most recent of
+    equals.
+    """
     context, chain = list(text), []
     for _ in range(budget):
         length, counts, last = followers(text, context, order)
@@ -42,7 +44,7 @@ def naive_chain(text: list[int], order: int, budget: int) -> list[tuple[int, int
     return chain
 
 
-def drafted(text: list[int], order: int, budget: int) -> list[tuple[int, int, int, int]]:
+def draft_with_counts(text: list[int], order: int, budget: int) -> list[tuple[int, int, int, int]]:
     (draft,) = NgramDrafter(order=order).propose([RequestView("r", text)], [budget])
     assert draft.evidence is not None
     columns = draft.evidence[:, [MATCHED, AGREE, TOTAL]].astype(int).tolist()
@@ -54,28 +56,29 @@ def test_it_is_a_drafter() -> None:
 
 
 @given(texts, st.integers(2, 6), st.integers(1, 12))
-def test_it_guesses_the_most_frequent_continuation(text: list[int], order: int, budget: int) -> None:
-    # The naive search takes the most recent of equals where it stands now; the tables took it when it was
-    # counted. Both are the last occurrence of the token behind that context.
-    assert drafted(text, order, budget) == naive_chain(text, order, budget)
+def test_it_proposes_the_most_frequent_continuation(text: list[int], order: int, budget: int) -> None:
+    # Both searches prefer the token that followed the context most recently.
+    assert draft_with_counts(text, order, budget) == naive_chain(text, order, budget)
 
 
-def test_the_test_against_the_naive_tables_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_with_the_naive_tables_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 5, 1]
     for sabotage in (False, True):
-        if sabotage:  # as if every context were the same one
-            broken = naive.sabotaged(counts_module.feed, fold=lambda key, token: key * np.uint64(3))
-            monkeypatch.setattr(counts_module, "feed", broken)
-        assert (drafted(text, 3, 4) == naive_chain(text, 3, 4)) != sabotage
+        if sabotage:  # one hash for all contexts
+            broken = naive.sabotaged(
+                counts_module.append_tokens, extend_hash=lambda key, token: key * np.uint64(3)
+            )
+            monkeypatch.setattr(counts_module, "append_tokens", broken)
+        assert (draft_with_counts(text, 3, 4) == naive_chain(text, 3, 4)) != sabotage
 
 
-def test_of_equally_frequent_continuations_the_most_recent_is_guessed() -> None:
-    assert drafted([1, 2, 1, 3, 1], 2, 1)[0][0] == 3
-    assert drafted([1, 3, 1, 2, 1], 2, 1)[0][0] == 2
+def test_of_equally_frequent_continuations_the_most_recent_is_proposed() -> None:
+    assert draft_with_counts([1, 2, 1, 3, 1], 2, 1)[0][0] == 3
+    assert draft_with_counts([1, 3, 1, 2, 1], 2, 1)[0][0] == 2
 
 
 @given(texts, st.lists(st.integers(1, 20), max_size=20))
-def test_a_text_that_came_in_parts_is_counted_as_one(text: list[int], steps: list[int]) -> None:
+def test_the_counts_do_not_depend_on_how_the_text_is_split(text: list[int], steps: list[int]) -> None:
     drafter = NgramDrafter()
     length = 1
     for step in steps:
@@ -85,15 +88,15 @@ def test_a_text_that_came_in_parts_is_counted_as_one(text: list[int], steps: lis
     assert draft.tokens.tolist() == [token for token, *_ in naive_chain(text, 5, 8)]
 
 
-def test_memory_has_a_bound_and_the_older_half_goes_first() -> None:
+def test_memory_is_bounded_and_the_older_half_is_dropped() -> None:
     rng = np.random.default_rng(0)
     text = rng.integers(0, 1000, 20_000).astype(np.int32)
-    counts = NgramCounts(order=4, room=10, most=512)
-    most_bytes = 0
+    counts = NgramCounts(order=4, capacity=10, max_tokens=512)
+    max_bytes = 0
     for start in range(0, len(text), 100):
         counts.extend(text[start : start + 100])
-        most_bytes = max(most_bytes, counts.num_bytes)
-    assert most_bytes < 150 * 1024
+        max_bytes = max(max_bytes, counts.num_bytes)
+    assert max_bytes < 150 * 1024
     assert 256 <= len(counts) <= 512
     recent = text[-len(counts) :].tolist()
     tokens, numbers = counts.continuations(naive.ints([recent[-100]]))
@@ -101,31 +104,31 @@ def test_memory_has_a_bound_and_the_older_half_goes_first() -> None:
     assert dict(zip(tokens.tolist(), numbers.tolist(), strict=True)) == expected
 
 
-def test_a_prompt_longer_than_the_bound_is_counted_from_its_end() -> None:
+def test_of_a_prompt_beyond_the_bound_the_last_tokens_are_counted() -> None:
     text = list(range(5000))
-    (draft,) = NgramDrafter(most_tokens=100).propose([RequestView("r", [*text, 4950])], [3])
+    (draft,) = NgramDrafter(max_tokens=100).propose([RequestView("r", [*text, 4950])], [3])
     assert draft.tokens.tolist() == [4951, 4952, 4953]
-    (draft,) = NgramDrafter(most_tokens=100).propose([RequestView("r", [*text, 10])], [3])
+    (draft,) = NgramDrafter(max_tokens=100).propose([RequestView("r", [*text, 10])], [3])
     assert len(draft) == 0
 
 
-def test_drawn_guesses_come_with_the_q_they_were_drawn_from() -> None:
+def test_sampled_draft_tokens_carry_the_q_they_were_sampled_from() -> None:
     text = [1, 2, 1, 2, 1, 3, 1]
-    drafter = NgramDrafter(order=2, draw=np.random.default_rng(0), vocab_size=8)
-    num_drawn: Counter[int] = Counter()
+    drafter = NgramDrafter(order=2, rng=np.random.default_rng(0), vocab_size=8)
+    num_sampled: Counter[int] = Counter()
     for number in range(2000):
         (draft,) = drafter.propose([RequestView(str(number), text)], [1])
         draft.check(vocab_size=8)
         assert draft.sampled.all()
         assert draft.q[-1].probs.tolist() == pytest.approx([0, 0, 2 / 3, 1 / 3, 0, 0, 0, 0])
-        num_drawn[int(draft.tokens[0])] += 1
+        num_sampled[int(draft.tokens[0])] += 1
     # Of 2,000 draws with probability 2/3, a share outside these bounds has a probability below 1e-6.
-    assert 0.61 < num_drawn[2] / 2000 < 0.72
+    assert 0.61 < num_sampled[2] / 2000 < 0.72
 
 
 @given(texts, st.integers(0, 2**32 - 1))
-def test_every_q_is_the_share_of_the_counts(text: list[int], seed: int) -> None:
-    drafter = NgramDrafter(order=4, draw=np.random.default_rng(seed), vocab_size=4)
+def test_q_equals_the_relative_counts(text: list[int], seed: int) -> None:
+    drafter = NgramDrafter(order=4, rng=np.random.default_rng(seed), vocab_size=4)
     (draft,) = drafter.propose([RequestView("r", text)], [5])
     context = list(text)
     for node, token in enumerate(draft.tokens.tolist()):
@@ -134,23 +137,23 @@ def test_every_q_is_the_share_of_the_counts(text: list[int], seed: int) -> None:
         assert draft.q[node - 1].probs.tolist() == pytest.approx(expected)
         assert counts[token] > 0
         context.append(token)
-    assert len(draft) == 5 or not followers(text, context, 4)[0], "only an unknown context ends it early"
+    assert len(draft) == 5 or not followers(text, context, 4)[0], "only an unknown context ends a draft early"
 
 
-def test_its_record_and_survival_are_evidence() -> None:
+def test_evidence_holds_survival_and_acceptance() -> None:
     drafter = NgramDrafter()
     view = RequestView("r", [1, 2, 3, 1, 2, 3, 1])
     (draft,) = drafter.propose([view], [4])
     assert draft.evidence is not None
     assert (np.diff(draft.evidence[:, SURVIVAL]) < 0).all()
-    assert np.allclose(np.cumprod(draft.evidence[:, CHANCE]), draft.evidence[:, SURVIVAL])
+    assert np.allclose(np.cumprod(draft.evidence[:, PROBABILITY]), draft.evidence[:, SURVIVAL])
     drafter.learn("r", draft, Verdict((0,), 3))
     (again,) = drafter.propose([view], [4])
     assert again.evidence is not None
-    assert again.evidence[0, RECORD] > draft.evidence[0, RECORD]
+    assert again.evidence[0, SOURCE_ACCEPTANCE] > draft.evidence[0, SOURCE_ACCEPTANCE]
 
 
-def test_a_forgotten_request_starts_anew() -> None:
+def test_a_forgotten_request_leaves_no_state() -> None:
     drafter = NgramDrafter()
     drafter.propose([RequestView("r", [1, 2, 3])], [1])
     drafter.forget("r")
@@ -159,15 +162,15 @@ def test_a_forgotten_request_starts_anew() -> None:
     assert len(draft) == 0
 
 
-def test_an_id_whose_text_became_shorter_is_another_request() -> None:
+def test_a_shorter_text_under_the_same_id_is_another_request() -> None:
     drafter = NgramDrafter()
     drafter.propose([RequestView("r", [1, 2, 3, 4, 5, 1])], [1])
     (draft,) = drafter.propose([RequestView("r", [9, 1])], [1])
     assert len(draft) == 0
 
 
-def test_tokens_outside_the_vocabulary_are_not_drawn() -> None:
-    drafter = NgramDrafter(draw=np.random.default_rng(0), vocab_size=8)
+def test_tokens_outside_the_vocabulary_are_not_sampled() -> None:
+    drafter = NgramDrafter(rng=np.random.default_rng(0), vocab_size=8)
     (draft,) = drafter.propose([RequestView("r", [1, 9, 1, -1, 1, 2, 1])], [1])
     assert draft.tokens.tolist() == [2]
     assert draft.q[-1].probs.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
@@ -175,11 +178,11 @@ def test_tokens_outside_the_vocabulary_are_not_drawn() -> None:
     assert len(draft) == 0
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="order is 1"):
         NgramDrafter(order=1)
-    with pytest.raises(ConfigurationError, match="most_tokens is 0"):
-        NgramDrafter(most_tokens=0)
+    with pytest.raises(ConfigurationError, match="max_tokens is 0"):
+        NgramDrafter(max_tokens=0)
     for size in (None, 0):
         with pytest.raises(ConfigurationError, match="vocab_size"):
-            NgramDrafter(draw=np.random.default_rng(0), vocab_size=size)
+            NgramDrafter(rng=np.random.default_rng(0), vocab_size=size)

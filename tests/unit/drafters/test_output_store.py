@@ -16,27 +16,29 @@ def texts(store: OutputStore, salt: str | None) -> list[int]:
 
 
 @given(additions, st.integers(8, 120))
-def test_it_holds_no_more_than_its_capacity(added: list[tuple[str | None, int]], capacity: int) -> None:
+def test_it_holds_no_more_than_its_capacity_in_tokens(
+    added: list[tuple[str | None, int]], capacity: int
+) -> None:
     store = OutputStore(capacity)
     for number, (salt, length) in enumerate(added):
         store.add(salt, np.full(length, number, dtype=np.int32))
-        held = sum(len(index) for s in (None, "a", "b", "c") for index in store._halves.get(s, []))
+        held = sum(len(index) for s in (None, "a", "b", "c") for index in store._generations.get(s, []))
         assert len(store) == held <= capacity
-        assert number in texts(store, salt), "the newest output is always there"
+        assert number in texts(store, salt), "the newest output is always stored"
 
 
 @given(additions)
-def test_a_salt_holds_only_what_was_said_under_it(added: list[tuple[str | None, int]]) -> None:
+def test_a_salt_holds_only_its_own_outputs(added: list[tuple[str | None, int]]) -> None:
     store = OutputStore(200)
-    said: dict[str | None, set[int]] = {}
+    stored: dict[str | None, set[int]] = {}
     for number, (salt, length) in enumerate(added):
         store.add(salt, np.full(length, number, dtype=np.int32))
-        said.setdefault(salt, set()).add(number)
+        stored.setdefault(salt, set()).add(number)
     for salt in (None, "a", "b", "c"):
-        assert set(texts(store, salt)) <= said.get(salt, set())
+        assert set(texts(store, salt)) <= stored.get(salt, set())
 
 
-def test_the_salt_asked_for_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_salt_is_evicted_first() -> None:
     store = OutputStore(256)
     for number, salt in enumerate("abc"):
         store.add(salt, naive.ints([number] * 80))
@@ -52,14 +54,14 @@ def test_an_output_longer_than_half_the_store_keeps_its_end() -> None:
     assert texts(store, None) == list(range(41, 50))
 
 
-def test_an_empty_output_changes_nothing_that_can_be_found() -> None:
+def test_an_empty_output_is_not_stored() -> None:
     store = OutputStore(20)
     store.add(None, naive.ints([]))
     assert texts(store, None) == []
     assert len(store) == 0
 
 
-def test_many_salts_that_say_little_do_not_fill_the_memory() -> None:
+def test_the_number_of_salts_is_bounded() -> None:
     store = OutputStore(6400)
     for number in range(1000):
         store.add(f"salt-{number}", naive.ints([number]))

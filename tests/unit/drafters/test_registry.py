@@ -13,7 +13,7 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError, VocabularyMismatch
 
 
-def test_nothing_to_set_is_a_suffix_drafter_that_shares_nothing() -> None:
+def test_the_default_is_a_suffix_drafter_without_sharing() -> None:
     drafter = make_drafter(SpeculationConfig())
     assert isinstance(drafter, SuffixDrafter)
     assert drafter.store is None
@@ -21,16 +21,16 @@ def test_nothing_to_set_is_a_suffix_drafter_that_shares_nothing() -> None:
     assert not drafter.chain
 
 
-def test_what_is_asked_for_is_what_one_gets(tmp_path: Path) -> None:
+def test_the_configured_drafter_is_made(tmp_path: Path) -> None:
     assert isinstance(make_drafter(SpeculationConfig(drafters=("ngram",))), NgramDrafter)
     file = tmp_path / "corpus.fri"
-    build([np.array([1, 2, 3])], file, vocabulary="words", tokenizer="a tokenizer")
-    drafter = make_drafter(SpeculationConfig(share_outputs=True, corpora=(file,)), vocabulary="words")
+    build([np.array([1, 2, 3])], file, vocabulary="fingerprint", tokenizer="a tokenizer")
+    drafter = make_drafter(SpeculationConfig(share_outputs=True, corpora=(file,)), vocabulary="fingerprint")
     assert isinstance(drafter, SuffixDrafter)
     assert drafter.store is not None
     assert len(drafter.corpora) == 1
     with pytest.raises(VocabularyMismatch):
-        make_drafter(SpeculationConfig(corpora=(file,)), vocabulary="other words")
+        make_drafter(SpeculationConfig(corpora=(file,)), vocabulary="other fingerprint")
 
 
 @pytest.mark.parametrize(
@@ -38,22 +38,22 @@ def test_what_is_asked_for_is_what_one_gets(tmp_path: Path) -> None:
     [
         (
             SpeculationConfig(drafters=("sufix",)),
-            "no drafter is called 'sufix'; there are auto, grammar, model, ngram, suffix",
+            "'sufix'.*auto, grammar, model, ngram, suffix",
         ),
-        (SpeculationConfig(drafters=("grammar",)), "grammar guesses only inside an engine"),
+        (SpeculationConfig(drafters=("grammar",)), "grammar.*engine"),
         (SpeculationConfig(drafters=("no.such:Thing",)), "cannot be imported: No module named 'no'"),
         (SpeculationConfig(drafters=("collections:Thing",)), "cannot be imported: .*Thing"),
-        (SpeculationConfig(drafters=("collections:Counter",)), "made a Counter: it lacks propose"),
-        (SpeculationConfig(drafters=("ngram", "suffix")), "one drafter at a time"),
-        (SpeculationConfig(drafters=("ngram",), share_outputs=True), "own text only"),
+        (SpeculationConfig(drafters=("collections:Counter",)), "Counter.*propose"),
+        (SpeculationConfig(drafters=("ngram", "suffix")), "one drafter.*ngram, suffix"),
+        (SpeculationConfig(drafters=("ngram",), share_outputs=True), "ngram.*share_outputs"),
     ],
 )
-def test_what_cannot_be_had_is_refused(config: SpeculationConfig, message: str) -> None:
+def test_invalid_configurations_are_rejected(config: SpeculationConfig, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_drafter(config)
 
 
-def test_everybody_who_is_named_is_made() -> None:
+def test_every_named_drafter_is_made() -> None:
     made = make_drafters(SpeculationConfig(drafters=("auto", "forerun.drafters.ngram:NgramDrafter")))
     assert list(made) == ["suffix", "ngram", "forerun.drafters.ngram:NgramDrafter"]
     shared = make_drafters(SpeculationConfig(share_outputs=True))
@@ -61,7 +61,7 @@ def test_everybody_who_is_named_is_made() -> None:
     assert shared["suffix"].store is not None
 
 
-def test_names_come_in_order_and_once() -> None:
+def test_names_are_ordered_and_unique() -> None:
     assert SpeculationConfig().names == ("suffix", "ngram", "grammar")
     assert SpeculationConfig(drafters=("ngram", "auto"), draft_model="small").names == (
         "ngram",
@@ -69,5 +69,5 @@ def test_names_come_in_order_and_once() -> None:
         "grammar",
         "model",
     )
-    with pytest.raises(ConfigurationError, match="needs a draft_model"):
+    with pytest.raises(ConfigurationError, match="draft_model"):
         SpeculationConfig(drafters=("model",))

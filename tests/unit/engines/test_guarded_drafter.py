@@ -1,4 +1,4 @@
-"""Drafters at fault: whatever they do, the worst is that nobody guesses."""
+"""Faulty drafters: a fault costs draft tokens and never reaches a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from forerun.engines.guarded_drafter import GuardedDrafter
-from forerun.engines.vllm.stats import ERRORS, SECONDS, SpecDecodeStats
+from forerun.engines.vllm.metric_names import DRAFT_SECONDS, DRAFTER_ERRORS
+from forerun.engines.vllm.stats import SpecDecodeStats
 from forerun.types import Draft, Proposal, RequestView, Verdict
 
 VOCAB = 10
@@ -18,14 +19,14 @@ VIEWS = [RequestView("a", [1, 2]), RequestView("b", [3, 4])]
 
 
 class Scripted:
-    """Does what it is told when it is asked."""
+    """A drafter whose `propose` is given."""
 
     def __init__(self, act: Callable[[Sequence[RequestView]], Any]) -> None:
         self.act = act
-        self.num_asked = 0
+        self.num_calls = 0
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
-        self.num_asked += 1
+        self.num_calls += 1
         drafts: list[Draft] = self.act(views)
         return drafts
 
@@ -37,7 +38,7 @@ class Scripted:
 
 
 def fail(_: object) -> list[Draft]:
-    raise RuntimeError("no idea")
+    raise RuntimeError("propose failed")
 
 
 def always(draft: Any) -> Callable[[Sequence[RequestView]], Any]:
@@ -65,44 +66,44 @@ NAN = Draft.chain([1], q=[Proposal(np.full(VOCAB, np.nan))])
         lambda views: 7,
     ],
 )
-def test_rubbish_is_counted_said_once_and_not_guessed(
+def test_an_invalid_draft_is_dropped_counted_and_logged_once(
     act: Callable[[Sequence[RequestView]], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    tally = SpecDecodeStats(("custom",), 3)
-    watched = GuardedDrafter("custom", Scripted(act), tally, VOCAB)
+    stats = SpecDecodeStats(("custom",), 3)
+    guarded = GuardedDrafter("custom", Scripted(act), stats, VOCAB)
     with caplog.at_level(logging.ERROR, logger="vllm.forerun"):
         for _ in range(3):
-            assert [len(draft) for draft in watched.propose(VIEWS, [3, 3])] == [0, 0]
-    assert tally.total(ERRORS) >= 3
+            assert [len(draft) for draft in guarded.propose(VIEWS, [3, 3])] == [0, 0]
+    assert stats.total(DRAFTER_ERRORS) >= 3
     assert len(caplog.records) == 1
 
 
-def test_one_unsound_draft_does_not_cost_the_others_theirs() -> None:
+def test_an_invalid_draft_does_not_affect_the_drafts_of_other_requests() -> None:
     drafts = [Draft.chain([VOCAB]), Draft.chain([1, 2])]
-    watched = GuardedDrafter("custom", Scripted(lambda views: drafts), SpecDecodeStats(("custom",), 3), VOCAB)
-    assert [draft.tokens.tolist() for draft in watched.propose(VIEWS, [3, 3])] == [[], [1, 2]]
+    guarded = GuardedDrafter("custom", Scripted(lambda views: drafts), SpecDecodeStats(("custom",), 3), VOCAB)
+    assert [draft.tokens.tolist() for draft in guarded.propose(VIEWS, [3, 3])] == [[], [1, 2]]
 
 
-def test_a_strange_q_does_no_harm_since_guesses_are_followed() -> None:
-    watched = GuardedDrafter("custom", Scripted(always(NAN)), SpecDecodeStats(("custom",), 3), VOCAB)
-    assert [draft.tokens.tolist() for draft in watched.propose(VIEWS, [3, 3])] == [[1], [1]]
+def test_a_nan_q_is_left_to_verification() -> None:
+    guarded = GuardedDrafter("custom", Scripted(always(NAN)), SpecDecodeStats(("custom",), 3), VOCAB)
+    assert [draft.tokens.tolist() for draft in guarded.propose(VIEWS, [3, 3])] == [[1], [1]]
 
 
-def test_errors_in_learning_and_forgetting_are_counted_too() -> None:
-    tally = SpecDecodeStats(("custom",), 3)
-    watched = GuardedDrafter("custom", Scripted(always(Draft.chain([1]))), tally, VOCAB)
-    watched.learn("a", Draft.chain([1]), Verdict((), 2))
-    watched.forget("a", VIEWS[0])
-    assert tally.total(ERRORS) == 3, "learning, a guess where none was asked for, forgetting"
+def test_errors_of_learn_and_forget_are_counted() -> None:
+    stats = SpecDecodeStats(("custom",), 3)
+    guarded = GuardedDrafter("custom", Scripted(always(Draft.chain([1]))), stats, VOCAB)
+    guarded.learn("a", Draft.chain([1]), Verdict((), 2))
+    guarded.forget("a", VIEWS[0])
+    assert stats.total(DRAFTER_ERRORS) == 3, "learn, a draft over its budget of 0, forget"
 
 
-def test_a_drafter_that_took_very_long_rests_a_hundred_times_as_long(
+def test_a_slow_drafter_is_suspended_for_a_hundred_times_its_duration(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
     slow = Scripted(always(Draft.chain([1])))
-    tally = SpecDecodeStats(("custom",), 3)
-    watched = GuardedDrafter("custom", slow, tally, VOCAB, clock=lambda: now)
+    stats = SpecDecodeStats(("custom",), 3)
+    guarded = GuardedDrafter("custom", slow, stats, VOCAB, clock=lambda: now)
 
     def take_ten_seconds(views: Sequence[RequestView]) -> list[Draft]:
         nonlocal now
@@ -111,13 +112,15 @@ def test_a_drafter_that_took_very_long_rests_a_hundred_times_as_long(
 
     slow.act = take_ten_seconds
     with caplog.at_level(logging.WARNING, logger="vllm.forerun"):
-        assert [len(draft) for draft in watched.propose(VIEWS, [3, 3])] == [1, 1], "it came, so it counts"
-    assert "took 10.0 s and is not asked for 1000 s" in caplog.text
+        assert [len(draft) for draft in guarded.propose(VIEWS, [3, 3])] == [1, 1], (
+            "the late draft itself is used"
+        )
+    assert all(seconds in caplog.text for seconds in ("10.0 s", "1000 s"))
     slow.act = always(Draft.chain([1]))
     for later in (11.0, 500.0, 1009.0):
         now = later
-        assert [len(draft) for draft in watched.propose(VIEWS, [3, 3])] == [0, 0]
-    assert slow.num_asked == 1
+        assert [len(draft) for draft in guarded.propose(VIEWS, [3, 3])] == [0, 0]
+    assert slow.num_calls == 1
     now = 1011.0
-    assert [len(draft) for draft in watched.propose(VIEWS, [3, 3])] == [1, 1]
-    assert (tally.total(ERRORS), tally.total(SECONDS)) == (1, 10.0)
+    assert [len(draft) for draft in guarded.propose(VIEWS, [3, 3])] == [1, 1]
+    assert (stats.total(DRAFTER_ERRORS), stats.total(DRAFT_SECONDS)) == (1, 10.0)

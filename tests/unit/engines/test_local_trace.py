@@ -1,4 +1,4 @@
-"""Rounds written, read back and drawn."""
+"""Traces: written, read back, and shown on a page."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from forerun.engines.local.request import Result, Update
 from forerun.engines.local.trace_page import write_page
-from forerun.engines.local.trace_reader import best_dropped, read_trace
-from forerun.engines.local.trace_writer import TraceWriter, own_words
+from forerun.engines.local.trace_reader import best_rejected, read_trace
+from forerun.engines.local.trace_writer import TraceWriter, accepted_nodes
 from forerun.errors import UnreadableTrace
 from forerun.types import Draft, Verdict
 
@@ -34,17 +34,17 @@ class Letters:
         return "".join("<abcdefgh"[token] for token in tokens)
 
 
-def test_what_was_dropped_is_the_best_line_behind_what_was_kept() -> None:
+def test_the_best_rejected_path_continues_the_accepted_one() -> None:
     parents = TREE.parents.tolist()
-    assert best_dropped(parents, ()) == [0, 1, 2]
-    assert best_dropped(parents, (0,)) == [1, 2]
-    assert best_dropped(parents, (0, 3)) == []
-    assert best_dropped(parents, (), most=2) == [0, 1]
+    assert best_rejected(parents, ()) == [0, 1, 2]
+    assert best_rejected(parents, (0,)) == [1, 2]
+    assert best_rejected(parents, (0, 3)) == []
+    assert best_rejected(parents, (), max_tokens=2) == [0, 1]
 
 
-def test_a_stop_cuts_what_counts_as_said() -> None:
+def test_tokens_cut_off_by_a_stop_do_not_count_as_accepted() -> None:
     update = Update("0", (1,), draft=TREE, verdict=Verdict((0, 1), 7))
-    assert own_words(update) == (0,)
+    assert accepted_nodes(update) == (0,)
 
 
 @pytest.fixture
@@ -58,40 +58,52 @@ def trace(tmp_path: Path) -> Path:
         Update("0", (0,), "<", Draft.chain([3]), Verdict((), 0), Result("0", "abe<", (1, 2, 5, 0), "stop"))
     )
     tracer.update(Update("1", result=Result("1", "", (), "cancelled")))
-    file = tmp_path / "rounds.jsonl"
+    file = tmp_path / "trace.jsonl"
     file.write_text(out.getvalue(), encoding="utf-8")
     return file
 
 
-def test_a_trace_has_a_line_a_round(trace: Path) -> None:
+def test_a_trace_has_one_line_per_step(trace: Path) -> None:
     prompt, first, second, result, cancelled = map(json.loads, trace.read_text().splitlines())
     assert (prompt["prompt"], prompt["prompt_tokens"]) == ("ab", 2)
     assert first["accepted"] == [0, 1]
-    assert [token["text"] for token in first["said"]] == ["a", "b", "e"]
-    assert first["guesses"][1] == {
+    assert [token["text"] for token in first["tokens"]] == ["a", "b", "e"]
+    assert first["draft_tokens"][1] == {
         "token": 2,
         "text": "b",
         "parent": 0,
-        "by": "suffix",
-        "drawn": False,
+        "drafter": "suffix",
+        "sampled": False,
         "survival": 0.8125,
         "drafter_survival": 0.5,
     }
-    assert second["guesses"][0]["survival"] is None
-    assert second["guesses"][0]["drafter_survival"] is None
+    assert second["draft_tokens"][0]["survival"] is None
+    assert second["draft_tokens"][0]["drafter_survival"] is None
     assert result["result"]["finish_reason"] == "stop"
     assert cancelled["result"]["finish_reason"] == "cancelled"
 
 
-def test_the_page_shows_every_round_and_needs_nothing_else(trace: Path) -> None:
-    stories = read_trace(trace)
-    assert [(story.id, len(story.rounds)) for story in stories] == [("0", 2), ("1", 0)]
+def test_a_trace_with_former_keys_reads_the_same(trace: Path) -> None:
+    former = {"tokens": "said", "draft_tokens": "guesses", "drafter": "by", "sampled": "drawn"}
+    lines = trace.read_text(encoding="utf-8")
+    for key, before in former.items():
+        assert f'"{key}": ' in lines
+        lines = lines.replace(f'"{key}": ', f'"{before}": ')
+    old = trace.with_name("old.jsonl")
+    old.write_text(lines, encoding="utf-8")
+    assert [each.steps for each in read_trace(old)] == [each.steps for each in read_trace(trace)]
+
+
+def test_the_page_shows_every_step_and_is_self_contained(trace: Path) -> None:
+    traces = read_trace(trace)
+    assert [(each.id, len(each.steps)) for each in traces] == [("0", 2), ("1", 0)]
     page = trace.with_suffix(".html")
-    write_page(stories, page)
+    write_page(traces, page)
     html = page.read_text(encoding="utf-8")
-    assert '<span class="kept">a</span><span class="kept">b</span><span class="own">e</span>' in html
-    assert '<span class="dropped">c</span>' in html
-    assert '<span class="own">&lt;</span>' in html
+    spans = [("accepted", "a"), ("accepted", "b"), ("target", "e")]
+    assert "".join(f'<span class="{kind}">{text}</span>' for kind, text in spans) in html
+    assert '<span class="rejected">c</span>' in html
+    assert '<span class="target">&lt;</span>' in html
     assert html.count("<details>") == 2
     assert "http" not in html
     assert "<script" not in html
@@ -101,7 +113,7 @@ def test_the_page_shows_the_survival_that_the_controller_used(trace: Path) -> No
     page = trace.with_suffix(".html")
     write_page(read_trace(trace), page)
     _, *sections = page.read_text(encoding="utf-8").split("<section>")
-    shown = re.findall(r'class="by"[^>]*>([^<]*)<', "".join(sections))
+    shown = re.findall(r'class="drafter"[^>]*>([^<]*)<', "".join(sections))
     assert shown == ["suffix 0.95", "suffix 0.81", "suffix 0.05", ""]
 
 
@@ -123,11 +135,11 @@ def test_the_page_follows_the_readers_colour_scheme(trace: Path) -> None:
     ("content", "message"),
     [
         ("", "is empty"),
-        ("nonsense\n", "line 1 of .* is not of a trace"),
+        ("nonsense\n", "line 1 of"),
         ('{"id": "0", "prompt": "x"}\n{"id": "0", "seconds": 1}\n', "line 2 of"),
     ],
 )
-def test_what_is_no_trace_is_told(tmp_path: Path, content: str, message: str) -> None:
+def test_a_file_that_is_not_a_trace_raises(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(content)
     with pytest.raises(UnreadableTrace, match=message):

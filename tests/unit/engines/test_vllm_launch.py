@@ -1,4 +1,4 @@
-"""From our configuration to vLLM's arguments, and back."""
+"""Conversion of the configuration to vLLM's arguments, and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from forerun.config import SpeculationConfig
-from forerun.engines.vllm.launch import CHAIN, cores, engine_arguments, serve_flags, settings_of
+from forerun.engines.vllm.launch import (
+    MAX_CHAIN_LENGTH,
+    engine_arguments,
+    serve_flags,
+    speculation_config,
+    visible_cores,
+)
 from forerun.errors import ConfigurationError
 
 
@@ -23,27 +29,27 @@ def value_of(flags: list[str], flag: str) -> Any:
     [
         SpeculationConfig(),
         SpeculationConfig(drafters=("ngram",), max_draft=3),
-        SpeculationConfig(share_outputs=True, corpora=("a.fri",), draft_model="small", verifier="reject"),
+        SpeculationConfig(share_outputs=True, corpora=("a.fri",), draft_model="small", verifier="rejection"),
     ],
 )
-def test_the_configuration_comes_through_as_it_is(config: SpeculationConfig) -> None:
+def test_the_configuration_survives_the_round_trip_through_vllms_arguments(config: SpeculationConfig) -> None:
     arguments = engine_arguments(config, {"other": 1})
-    assert settings_of(SimpleNamespace(**arguments)) == config
+    assert speculation_config(SimpleNamespace(**arguments)) == config
     assert arguments["additional_config"]["other"] == 1
     json.dumps(arguments)
 
 
-def test_how_far_is_bounded() -> None:
-    def guesses(most: int) -> int:
-        num: int = engine_arguments(SpeculationConfig(max_draft=most))["speculative_config"][
+def test_the_draft_length_is_bounded() -> None:
+    def num_draft_tokens(max_draft: int) -> int:
+        num: int = engine_arguments(SpeculationConfig(max_draft=max_draft))["speculative_config"][
             "num_speculative_tokens"
         ]
         return num
 
-    assert [guesses(most) for most in (0, 1, 8, 1000)] == [1, 1, 8, CHAIN]
+    assert [num_draft_tokens(max_draft) for max_draft in (0, 1, 8, 1000)] == [1, 1, 8, MAX_CHAIN_LENGTH]
 
 
-def test_a_draft_model_is_vllms_own_and_draws() -> None:
+def test_a_draft_model_is_vllms_own_and_samples() -> None:
     config = engine_arguments(SpeculationConfig(draft_model="small"))["speculative_config"]
     assert config["method"] == "draft_model"
     assert config["model"] == "small"
@@ -56,11 +62,11 @@ def test_flags_of_vllm_are_passed_on() -> None:
     dotted = serve_flags(SpeculationConfig(), ["--hf_overrides.rope_theta=1", "--no-enable-log-requests"])
     assert dotted[:3] == ["--hf-overrides.rope_theta", "1", "--no-enable-log-requests"]
     assert "--no-async-scheduling" in flags
-    assert value_of(flags, "--speculative-config")["num_speculative_tokens"] == CHAIN
+    assert value_of(flags, "--speculative-config")["num_speculative_tokens"] == MAX_CHAIN_LENGTH
     assert flags[flags.index("--per-request-spec-decode-metrics") + 1] == "summary"
 
 
-def test_what_the_user_says_of_the_same_things_stays() -> None:
+def test_settings_of_the_user_are_kept_beside_ours() -> None:
     given = ["--additional-config", '{"mine": 1}', "--per-request-spec-decode-metrics=detailed"]
     flags = serve_flags(SpeculationConfig(max_draft=2), given)
     assert value_of(flags, "--additional-config") == {"mine": 1, "forerun": {"max_draft": 2}}
@@ -69,35 +75,35 @@ def test_what_the_user_says_of_the_same_things_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "term"),
     [
-        (["--speculative-config", "{}"], "use --draft-model"),
-        (["--speculative_config={}"], "use --draft-model"),
-        (["--scheduler-cls", "x"], "is set by forerun serve"),
-        (["--worker-cls=x"], "is set by forerun serve"),
-        (["-sc", "{}"], "is set by forerun serve"),
-        (["--speculative-config.method", "ngram"], "is set by forerun serve"),
-        (["--async-scheduling"], "last step's words"),
-        (["--additional-config.mine", "1"], "without dots"),
+        (["--speculative-config", "{}"], "--draft-model"),
+        (["--speculative_config={}"], "--draft-model"),
+        (["--scheduler-cls", "x"], "--scheduler-cls"),
+        (["--worker-cls=x"], "--worker-cls"),
+        (["-sc", "{}"], "--draft-model"),
+        (["--speculative-config.method", "ngram"], "--draft-model"),
+        (["--async-scheduling"], "--async-scheduling"),
+        (["--additional-config.mine", "1"], "one JSON object"),
         (["--additional-config", "{"], "not JSON"),
         (["--additional-config=[1]"], "must be a JSON object"),
-        (["--additional-config"], "without its value"),
+        (["--additional-config"], "needs a value"),
     ],
 )
-def test_flags_that_cannot_be_meant_are_refused(given: list[str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_reserved_and_malformed_flags_raise(given: list[str], term: str) -> None:
+    with pytest.raises(ConfigurationError, match=term):
         serve_flags(SpeculationConfig(), given)
 
 
-def test_all_processes_take_the_first_ones_word_for_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What steps cost is kept under it: a worker that is bound to one core leaves it where others look."""
-    monkeypatch.setenv("FORERUN_CORES", "")  # so that it is put back
+def test_all_processes_use_the_cores_that_the_first_one_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cores are part of the cache key of step costs, and a worker is bound to some of them."""
+    monkeypatch.setenv("FORERUN_CORES", "")  # so that monkeypatch restores it
     monkeypatch.delenv("FORERUN_CORES")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     engine_arguments(SpeculationConfig())
-    assert cores() == "4 3"
+    assert visible_cores() == "4 3"
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-    assert cores() == "4 3"
+    assert visible_cores() == "4 3"
     monkeypatch.delenv("FORERUN_CORES")
-    assert cores() == "1 3"
+    assert visible_cores() == "1 3"

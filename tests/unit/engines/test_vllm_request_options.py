@@ -1,4 +1,4 @@
-"""What a request may ask of speculation, and what is told to those who ask for the impossible."""
+"""Speculation options of requests, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from forerun.engines.vllm.request_options import DEFAULT_OPTIONS, RequestOptions
 from forerun.errors import InvalidRequest
 
 DRAFTERS = ("suffix", "ngram")
+VALID = {"forerun_max_draft": "0 to 1024", "forerun_drafter": "none", "forerun_lenience": "at most 1"}
 
 
-@pytest.mark.parametrize("extra_args", [None, {}, {"somebody_else": 7}])
-def test_most_requests_ask_for_nothing(extra_args: Any) -> None:
+@pytest.mark.parametrize("extra_args", [None, {}, {"another_plugin": 7}])
+def test_requests_without_options_get_the_defaults(extra_args: Any) -> None:
     assert RequestOptions.parse(extra_args, DRAFTERS) is DEFAULT_OPTIONS
 
 
-def test_wishes_are_read() -> None:
-    asked = {"forerun_max_draft": 4, "forerun_drafter": "ngram", "forerun_lenience": 0.5, "other": "x"}
-    assert RequestOptions.parse(asked, DRAFTERS) == RequestOptions(max_draft=4, drafter="ngram", lenience=0.5)
+def test_options_are_parsed() -> None:
+    given = {"forerun_max_draft": 4, "forerun_drafter": "ngram", "forerun_lenience": 0.5, "other": "x"}
+    assert RequestOptions.parse(given, DRAFTERS) == RequestOptions(max_draft=4, drafter="ngram", lenience=0.5)
     assert RequestOptions.parse({"forerun_drafter": "none"}, DRAFTERS).drafter == "none"
     assert RequestOptions.parse({"forerun_max_draft": 0, "forerun_lenience": 1}, ()) == RequestOptions(
         0, None, 1.0
@@ -31,22 +32,22 @@ def test_wishes_are_read() -> None:
     ("key", "value"),
     [
         *(("forerun_max_draft", value) for value in (-1, 1025, 10**30, 2.5, "4", True, None, [1], math.nan)),
-        *(("forerun_drafter", value) for value in ("nobody", "", 3, None, ["suffix"], "grammar")),
+        *(("forerun_drafter", value) for value in ("unknown", "", 3, None, ["suffix"], "grammar")),
         *(("forerun_lenience", value) for value in (0, -0.1, 1.01, 10**400, math.nan, "0.5", True, None)),
     ],
 )
-def test_absurd_values_are_refused_with_what_would_do(key: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest, match=f"{key} is .*; (it must be|this server has)"):
+def test_invalid_values_raise_with_the_valid_ones(key: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{key} is .*{VALID[key]}"):
         RequestOptions.parse({key: value}, DRAFTERS)
 
 
-def test_unknown_wishes_are_refused_with_the_nearest_known_one() -> None:
-    with pytest.raises(InvalidRequest, match="did you mean 'forerun_drafter'"):
+def test_unknown_options_raise_with_the_nearest_known_one() -> None:
+    with pytest.raises(InvalidRequest, match="'forerun_drafter'"):
         RequestOptions.parse({"forerun_draftr": "suffix"}, DRAFTERS)
-    with pytest.raises(InvalidRequest, match="there are forerun_max_draft"):
+    with pytest.raises(InvalidRequest, match="forerun_max_draft"):
         RequestOptions.parse({"forerun_zzz": 1}, DRAFTERS)
 
 
-def test_behind_the_front_end_what_cannot_be_meant_is_ignored() -> None:
-    assert RequestOptions.read({"forerun_max_draft": -1}, DRAFTERS) is DEFAULT_OPTIONS
-    assert RequestOptions.read({"forerun_max_draft": 1}, DRAFTERS) == RequestOptions(max_draft=1)
+def test_invalid_options_are_ignored_in_the_engine() -> None:
+    assert RequestOptions.parse_or_default({"forerun_max_draft": -1}, DRAFTERS) is DEFAULT_OPTIONS
+    assert RequestOptions.parse_or_default({"forerun_max_draft": 1}, DRAFTERS) == RequestOptions(max_draft=1)

@@ -1,4 +1,4 @@
-"""A server that is stopped does not wait for the clients of open streams for ever."""
+"""A stopped server closes open streams after a time limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def restored_uvicorn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def endless_stream(scope: Any, receive: Any, send: Any) -> None:
-    """Begins an answer that never ends: the engine that would end it is gone."""
+    """Start a response that never ends, as after the engine has stopped."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"data", "more_body": True})
     await asyncio.Event().wait()
@@ -43,14 +43,14 @@ async def stop_with_an_open_stream() -> None:
             await serving
 
 
-def test_stopping_ends_while_a_stream_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_stops_while_a_stream_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "CLOSE_SECONDS", 1)
     shutdown.bound_shutdown()
     asyncio.run(stop_with_an_open_stream())
 
 
-@pytest.mark.parametrize(("asked", "expected"), [({}, 5), ({"timeout_graceful_shutdown": 90}, 90)])
-def test_a_bound_that_is_asked_for_is_kept(asked: dict[str, int], expected: int) -> None:
+@pytest.mark.parametrize(("given", "expected"), [({}, 5), ({"timeout_graceful_shutdown": 90}, 90)])
+def test_an_explicit_time_limit_is_kept(given: dict[str, int], expected: int) -> None:
     shutdown.bound_shutdown()
     shutdown.bound_shutdown()
-    assert uvicorn.Config(endless_stream, **asked).timeout_graceful_shutdown == expected
+    assert uvicorn.Config(endless_stream, **given).timeout_graceful_shutdown == expected

@@ -1,4 +1,4 @@
-"""Parts of a start that take long are logged while they last."""
+"""Long phases of a start log their progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.engines.vllm.stats import logger
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged, and signals when there are three lines."""
+    """Records log lines, and sets an event after three."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,21 +36,21 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     return handler
 
 
-def test_a_long_part_is_logged_at_its_begin_while_it_lasts_and_at_its_end(lines: Lines) -> None:
+def test_a_long_phase_logs_its_start_its_progress_and_its_end(lines: Lines) -> None:
     with log_progress("kernels", "compiling", lambda: ", 7 of 9", every=0.01):
-        assert lines.three.wait(60), "no line while it lasted"
+        assert lines.three.wait(60), "no progress line"
     assert lines.lines[0] == "kernels: compiling"
     assert "7 of 9" in lines.lines[1]
     assert "done in" in lines.lines[-1]
 
 
-def test_a_part_that_fails_is_not_reported_as_done(lines: Lines) -> None:
+def test_a_phase_that_fails_is_not_logged_as_done(lines: Lines) -> None:
     with pytest.raises(KeyError), log_progress("kernels", "compiling"):
         raise KeyError
     assert lines.lines == ["kernels: compiling"]
 
 
-def test_a_start_reports_that_it_loads_or_compiles_kernels(lines: Lines) -> None:
+def test_a_start_logs_that_it_loads_or_compiles_kernels(lines: Lines) -> None:
     LookupProposer(
         SimpleNamespace(
             additional_config={},

@@ -1,4 +1,4 @@
-"""Rows of many texts and trees in one pass say what each path says when the model reads it plainly."""
+"""Rows of many sequences and trees in one forward pass have the logits of each path computed alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import InvalidRequest, UnsupportedModel
-from forerun.models import runner as running
-from forerun.models.attention import WIDE
-from forerun.models.runner import COMMITTED, InputRows, Runner, longest
+from forerun.models import runner as runner_module
+from forerun.models.attention import MAX_BATCHED_ROWS
+from forerun.models.runner import COMMITTED, InputRows, Runner, max_context_length
 from forerun.types import BoolArray
 
 TOKENS = st.lists(st.integers(0, 15), min_size=1, max_size=12)
@@ -27,8 +27,8 @@ def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 @torch.inference_mode()
-def plainly(model: Any, tokens: list[int]) -> torch.Tensor:
-    """Logits after a text, read in one piece with the model's own attention and no cache."""
+def reference_logits(model: Any, tokens: list[int]) -> torch.Tensor:
+    """Next-token logits after a sequence, from the model's own attention without a cache."""
     own = model.config._attn_implementation
     model.set_attn_implementation("eager")
     logits: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
@@ -45,32 +45,32 @@ def path_to(node: int, parents: list[int]) -> list[int]:
 
 
 def differences(
-    model: Any, texts: list[tuple[list[int], tuple[list[int], list[int]]]], *, slots: int = 4
+    model: Any, sequences: list[tuple[list[int], tuple[list[int], list[int]]]], *, slots: int = 4
 ) -> float:
-    """The largest difference between trees behind several texts in one pass, and their paths alone."""
+    """The largest difference between the logits of trees in one forward pass and of their paths alone."""
     runner = Runner(model, num_slots=slots, max_length=64)
-    taken = [runner.allocate() for _ in texts]
-    for slot, (prompt, _) in zip(taken, texts, strict=True):
+    allocated = [runner.allocate() for _ in sequences]
+    for slot, (prompt, _) in zip(allocated, sequences, strict=True):
         runner.forward([InputRows(slot, prompt, num_logits=0)])
         runner.commit({slot: range(len(prompt))})
     logits = runner.forward(
         [
             InputRows(slot, tokens, np.array(parents), num_logits=len(tokens))
-            for slot, (_, (tokens, parents)) in zip(taken, texts, strict=True)
+            for slot, (_, (tokens, parents)) in zip(allocated, sequences, strict=True)
         ]
     )
     expected = [
-        plainly(model, prompt + [tokens[i] for i in path_to(node, parents)])
-        for prompt, (tokens, parents) in texts
+        reference_logits(model, prompt + [tokens[i] for i in path_to(node, parents)])
+        for prompt, (tokens, parents) in sequences
         for node in range(len(tokens))
     ]
     return float((logits - torch.stack(expected)).abs().max())
 
 
-@given(texts=st.lists(st.tuples(TOKENS, trees()), min_size=1, max_size=4))
+@given(sequences=st.lists(st.tuples(TOKENS, trees()), min_size=1, max_size=4))
 @settings(max_examples=25)
-def test_every_path_of_every_tree_says_what_it_says_alone(tiny_llama: Any, texts: Any) -> None:
-    assert differences(tiny_llama, texts) < 1e-4
+def test_every_path_of_every_tree_has_the_logits_of_the_path_alone(tiny_llama: Any, sequences: Any) -> None:
+    assert differences(tiny_llama, sequences) < 1e-4
 
 
 def test_every_forward_pass_of_the_probe_runs_in_inference_mode(tiny_llama: Any) -> None:
@@ -87,23 +87,25 @@ def test_every_forward_pass_of_the_probe_runs_in_inference_mode(tiny_llama: Any)
     assert set(seen) == {(True, False)}
 
 
-def test_a_row_that_sees_its_sibling_is_noticed(tiny_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = running._lineage
+def test_a_row_that_attends_to_its_sibling_is_detected(
+    tiny_llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = runner_module._visibility
 
-    def careless(above: BoolArray, rows: InputRows) -> BoolArray:
+    def causal(above: BoolArray, rows: InputRows) -> BoolArray:
         num, width = real(above, rows).shape
-        return np.tri(num, width, k=width - num, dtype=bool)  # a chain, always
+        return np.tri(num, width, k=width - num, dtype=bool)  # always a chain
 
-    texts = [([3, 4], ([5, 6, 7], [-1, -1, 1]))]
-    assert differences(tiny_llama, texts) < 1e-4
-    monkeypatch.setattr(running, "_lineage", careless)
+    sequences = [([3, 4], ([5, 6, 7], [-1, -1, 1]))]
+    assert differences(tiny_llama, sequences) < 1e-4
+    monkeypatch.setattr(runner_module, "_visibility", causal)
     monkeypatch.setattr(Runner, "_agrees", lambda *_: True)
-    assert differences(tiny_llama, texts) > 1e-2
+    assert differences(tiny_llama, sequences) > 1e-2
 
 
 @given(prompt=TOKENS, tree=trees(), more=TOKENS, data=st.data())
 @settings(max_examples=25)
-def test_a_kept_path_reads_on_as_if_nothing_else_had_been_read(
+def test_a_committed_path_continues_as_if_other_rows_had_never_been_computed(
     tiny_llama: Any,
     prompt: list[int],
     tree: tuple[list[int], list[int]],
@@ -117,63 +119,65 @@ def test_a_kept_path_reads_on_as_if_nothing_else_had_been_read(
     runner.commit({slot: range(len(prompt))})
     runner.forward([InputRows(slot, tokens, np.array(parents))])
     node = data.draw(st.integers(COMMITTED, len(tokens) - 1))
-    kept = path_to(node, parents)
-    runner.commit({slot: kept})
-    said = prompt + [tokens[i] for i in kept]
-    assert runner.length(slot) == len(said)
+    accepted = path_to(node, parents)
+    runner.commit({slot: accepted})
+    committed = prompt + [tokens[i] for i in accepted]
+    assert runner.length(slot) == len(committed)
     logits = runner.forward([InputRows(slot, more)])
-    assert (logits[0] - plainly(tiny_llama, said + more)).abs().max() < 1e-4
+    assert (logits[0] - reference_logits(tiny_llama, committed + more)).abs().max() < 1e-4
 
 
-def test_a_tree_may_be_read_level_by_level(tiny_llama: Any) -> None:
+def test_a_tree_can_be_computed_level_by_level(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=1, max_length=64)
     slot = runner.allocate()
     runner.forward([InputRows(slot, [1, 2])])
     runner.commit({slot: range(2)})
     runner.forward([InputRows(slot, [3, 4], np.array([-1, -1]))])
     below = runner.forward([InputRows(slot, [5, 6], np.array([1, 0]), num_logits=2)])
-    assert (below[0] - plainly(tiny_llama, [1, 2, 4, 5])).abs().max() < 1e-4
-    assert (below[1] - plainly(tiny_llama, [1, 2, 3, 6])).abs().max() < 1e-4
+    assert (below[0] - reference_logits(tiny_llama, [1, 2, 4, 5])).abs().max() < 1e-4
+    assert (below[1] - reference_logits(tiny_llama, [1, 2, 3, 6])).abs().max() < 1e-4
     chained = runner.forward([InputRows(slot, [7])])
-    assert (chained[0] - plainly(tiny_llama, [1, 2, 3, 6, 7])).abs().max() < 1e-4
+    assert (chained[0] - reference_logits(tiny_llama, [1, 2, 3, 6, 7])).abs().max() < 1e-4
 
 
-def test_long_and_short_texts_share_a_pass(tiny_llama: Any) -> None:
+def test_long_and_short_sequences_share_a_forward_pass(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=3, max_length=200)
-    texts = [[n % 16 for n in range(length)] for length in (WIDE + 40, 1, 7)]
-    logits = runner.forward([InputRows(runner.allocate(), text) for text in texts])
-    for row, text in zip(logits, texts, strict=True):
-        assert (row - plainly(tiny_llama, text)).abs().max() < 1e-4
+    sequences = [[n % 16 for n in range(length)] for length in (MAX_BATCHED_ROWS + 40, 1, 7)]
+    logits = runner.forward([InputRows(runner.allocate(), sequence) for sequence in sequences])
+    for row, sequence in zip(logits, sequences, strict=True):
+        assert (row - reference_logits(tiny_llama, sequence)).abs().max() < 1e-4
 
 
-def test_rolling_back_is_lowering_the_length(tiny_llama: Any) -> None:
+def test_truncate_rolls_back_committed_rows(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=1, max_length=64)
     slot = runner.allocate()
     runner.forward([InputRows(slot, [1, 2, 3, 4, 5])])
     runner.commit({slot: range(5)})
     runner.truncate(slot, 2)
-    assert (runner.forward([InputRows(slot, [9])])[0] - plainly(tiny_llama, [1, 2, 9])).abs().max() < 1e-4
+    assert (
+        runner.forward([InputRows(slot, [9])])[0] - reference_logits(tiny_llama, [1, 2, 9])
+    ).abs().max() < 1e-4
 
 
-def test_a_slot_is_clean_for_its_next_text(tiny_llama: Any) -> None:
+def test_a_freed_slot_is_zeroed_for_its_next_sequence(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=2, max_length=64)
     slot, _ = runner.allocate(), runner.allocate()
     runner.forward([InputRows(slot, list(range(12)))])
     runner.commit({slot: range(12)})
-    runner.cache._values[:, :12] = torch.nan  # what a broken text leaves
+    runner.cache._values[:, :12] = torch.nan  # as a sequence with broken logits leaves it
     runner.free(slot)
     assert runner.allocate() == slot
     logits = runner.forward([InputRows(slot, [1]), InputRows(1, list(range(10)))])
     assert torch.isfinite(logits).all()
-    assert (logits[0] - plainly(tiny_llama, [1])).abs().max() < 1e-4
+    assert (logits[0] - reference_logits(tiny_llama, [1])).abs().max() < 1e-4
 
 
-def test_what_does_not_fit_is_refused(tiny_llama: Any) -> None:
+def test_a_sequence_that_exceeds_its_slot_raises(tiny_llama: Any) -> None:
     runner = Runner(tiny_llama, num_slots=1, max_length=8)
     assert runner.max_length == 8
-    with pytest.raises(InvalidRequest, match="9 tokens came for 8 places"):
+    with pytest.raises(InvalidRequest, match=r"9 tokens.* 8"):
         runner.forward([InputRows(runner.allocate(), [1] * 9)])
-    assert Runner(tiny_llama, num_slots=1).max_length == longest(tiny_llama) == 256
+    assert Runner(tiny_llama, num_slots=1).max_length == max_context_length(tiny_llama) == 256
 
 
 SMALL: dict[str, Any] = {
@@ -200,7 +204,7 @@ def make(architecture: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "changes", "together"),
+    ("architecture", "changes", "batched"),
     [
         ("Llama", {}, True),
         ("Qwen2", {}, True),
@@ -213,8 +217,8 @@ def make(architecture: str, **changes: Any) -> Any:
         ("Mamba", {"state_size": 8}, None),
     ],
 )
-def test_an_architecture_says_its_own_words_or_is_refused(
-    architecture: str, changes: dict[str, Any], together: bool | None
+def test_an_architecture_has_the_output_of_transformers_or_is_unsupported(
+    architecture: str, changes: dict[str, Any], batched: bool | None
 ) -> None:
     model = make(architecture, **changes)
     prompts = [[5, 3, 9], [7, 7, 2, 4, 1]]
@@ -224,31 +228,33 @@ def test_an_architecture_says_its_own_words_or_is_refused(
         .tolist()[len(prompt) :]
         for prompt in prompts
     ]
-    if together is None:
+    if batched is None:
         with pytest.raises(UnsupportedModel, match=architecture):
             Runner(model, num_slots=2)
         return
     runner = Runner(model, num_slots=2)
-    assert runner._together is together
+    assert runner._batched is batched
     assert runner.max_length == changes.get("sliding_window", 64)
     slots = [runner.allocate() for _ in prompts]
-    said: list[list[int]] = [[], []]
-    unread = [list(prompt) for prompt in prompts]
+    outputs: list[list[int]] = [[], []]
+    uncomputed = [list(prompt) for prompt in prompts]
     for _ in range(8):
-        logits = runner.forward([InputRows(slot, tokens) for slot, tokens in zip(slots, unread, strict=True)])
-        runner.commit({slot: range(len(tokens)) for slot, tokens in zip(slots, unread, strict=True)})
-        unread = [[int(row.argmax())] for row in logits]
-        for answer, (token,) in zip(said, unread, strict=True):
-            answer.append(token)
-    assert said == expected
+        logits = runner.forward(
+            [InputRows(slot, tokens) for slot, tokens in zip(slots, uncomputed, strict=True)]
+        )
+        runner.commit({slot: range(len(tokens)) for slot, tokens in zip(slots, uncomputed, strict=True)})
+        uncomputed = [[int(row.argmax())] for row in logits]
+        for output, (token,) in zip(outputs, uncomputed, strict=True):
+            output.append(token)
+    assert outputs == expected
 
 
-def test_the_model_can_still_be_used_by_itself(tiny_llama: Any) -> None:
+def test_transformers_can_still_use_the_model(tiny_llama: Any) -> None:
     prompt = torch.tensor([[0, 0, 3, 4], [1, 2, 5, 6]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    wanted = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     tiny_llama.set_attn_implementation("sdpa")
-    before = tiny_llama.generate(prompt, attention_mask=mask, **wanted)
+    before = tiny_llama.generate(prompt, attention_mask=mask, **options)
     Runner(tiny_llama, num_slots=1)
     assert tiny_llama.config._attn_implementation == "forerun"
-    assert tiny_llama.generate(prompt, attention_mask=mask, **wanted).tolist() == before.tolist()
+    assert tiny_llama.generate(prompt, attention_mask=mask, **options).tolist() == before.tolist()

@@ -1,4 +1,4 @@
-"""Engines on paper: costs, requests, a fleet, and the promises about the controller."""
+"""Simulated engines: costs, traffic, a fleet, and the bounds of the controller on the grid."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from typer.testing import CliRunner
 from forerun.cli.main import app
 from forerun.errors import ConfigurationError
 from forerun.simulate.fleet import serve
-from forerun.simulate.grid import LENGTHS, Cell, Texts, grid, play, speed
-from forerun.simulate.hardware import LAUNCH, MEMORY_SHARE, Roofline
-from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, profiled
+from forerun.simulate.grid import LENGTHS, GridCell, SimulatedTexts, grid, measure_throughput, run_grid
+from forerun.simulate.hardware import LAUNCH_SECONDS, MEMORY_EFFICIENCY, Roofline
+from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, profile_roofline
 from forerun.simulate.replica import Replica
-from forerun.simulate.scenario import FIXED, OURS, PLAIN, Scenario, known, machines, simulate
+from forerun.simulate.scenario import (
+    BASELINE,
+    FIXED,
+    FORERUN,
+    Scenario,
+    bundled_scenarios,
+    replicas_needed,
+    simulate,
+)
+from forerun.simulate.table import markdown
 from forerun.simulate.traffic import (
     Bursts,
     Constant,
@@ -27,84 +36,88 @@ from forerun.simulate.traffic import (
     Poisson,
     Recorded,
     SimulatedRequest,
-    visits,
+    generate_requests,
 )
 
 H100 = Roofline.of("h100", "llama-3.1-8b")
 
 
-def test_a_pass_reads_the_weights_and_multiplies_the_rows() -> None:
+def test_a_forward_pass_reads_the_weights_and_multiplies_the_rows() -> None:
     few, many = H100(np.array([1.0, 4096.0]), 0.0)
-    assert few == pytest.approx(LAUNCH + 2 * 8.03e9 / (MEMORY_SHARE * 3.35e12), rel=1e-3)
-    assert many == pytest.approx(LAUNCH + 2 * 8.03e9 * 4096 / (0.6 * 989e12), rel=1e-2)
-    assert H100(np.array([1.0]), 1e6)[0] > 2 * few, "a long context is read too"
-    assert H100.room == pytest.approx((0.9 * 80e9 - 16.06e9) / 131072, rel=1e-3)
+    assert few == pytest.approx(LAUNCH_SECONDS + 2 * 8.03e9 / (MEMORY_EFFICIENCY * 3.35e12), rel=1e-3)
+    assert many == pytest.approx(LAUNCH_SECONDS + 2 * 8.03e9 * 4096 / (0.6 * 989e12), rel=1e-2)
+    assert H100(np.array([1.0]), 1e6)[0] > 2 * few, "the context is read too"
+    assert H100.context_capacity == pytest.approx((0.9 * 80e9 - 16.06e9) / 131072, rel=1e-3)
     with pytest.raises(ConfigurationError, match="h100"):
         Roofline.of("h1000", "llama-3.1-8b")
 
 
-def test_requests_come_as_often_as_they_should() -> None:
+def test_arrivals_have_the_configured_rates() -> None:
     random = np.random.default_rng(0)
-    few = Length(median=10, spread=1.0)
+    short = Length(median=10, spread=1.0)
     for arrivals, expected in (
         (Poisson(rate=20), 2000),
         (Daily(kind="daily", low=10, high=30, period=100), 2000),
         (Bursts(kind="bursts", rate=10, burst=60, every=10, length=2), 2000),
     ):
-        found = list(visits(arrivals, few, few, Constant(chance=0.5), 100.0, random))
+        found = list(generate_requests(arrivals, short, short, Constant(chance=0.5), 100.0, random))
         assert len(found) == pytest.approx(expected, rel=0.1)
         assert all(one.arrival <= other.arrival for one, other in pairwise(found))
-        assert {visit.prompt for visit in found} == {10}
+        assert {request.prompt for request in found} == {10}
     mixed = Mixture(kind="mixture", chances=(0.1, 0.9), weights=(3, 1))
-    chances = [each.chance for each in visits(Poisson(rate=50), few, few, mixed, 100.0, random)]
-    assert np.mean(chances) == pytest.approx(0.3, abs=0.03)
+    acceptances = [
+        each.acceptance for each in generate_requests(Poisson(rate=50), short, short, mixed, 100.0, random)
+    ]
+    assert np.mean(acceptances) == pytest.approx(0.3, abs=0.03)
 
 
 def test_arrivals_can_be_recorded(tmp_path: Path) -> None:
     file = tmp_path / "arrivals.jsonl"
     file.write_text('{"at": 2, "prompt": 5, "output": 6}\n{"at": 1, "prompt": 3, "output": 4}\n')
-    few, random = Length(median=1), np.random.default_rng(0)
+    short, random = Length(median=1), np.random.default_rng(0)
     recorded = Recorded(kind="trace", file=file)
-    found = list(visits(recorded, few, few, Constant(chance=0.5), 10.0, random))
+    found = list(generate_requests(recorded, short, short, Constant(chance=0.5), 10.0, random))
     assert [(each.arrival, each.prompt, each.output) for each in found] == [(1, 3, 4), (2, 5, 6)]
     file.write_text('{"at": 2}\n')
     with pytest.raises(ConfigurationError, match="prompt"):
-        list(visits(recorded, few, few, Constant(chance=0.5), 10.0, random))
+        list(generate_requests(recorded, short, short, Constant(chance=0.5), 10.0, random))
 
 
-def replica(length: int, chance: float, **options: int) -> tuple[Replica, SimulatedRequest]:
-    made = Replica(H100, FixedLengthPolicy(length), np.random.default_rng(1), max_batch=8, **options)
-    return made, SimulatedRequest(0.0, prompt=5000, output=200, chance=chance)
+def replica(length: int, acceptance: float, **options: int) -> tuple[Replica, SimulatedRequest]:
+    simulated = Replica(H100, FixedLengthPolicy(length), np.random.default_rng(1), max_batch=8, **options)
+    return simulated, SimulatedRequest(0.0, prompt=5000, output=200, acceptance=acceptance)
 
 
-def test_a_replica_reads_prompts_in_pieces_and_says_what_stands() -> None:
-    made, visit = replica(4, 1.0)
-    outcome = serve([made], [visit], 100.0, np.random.default_rng(0))
-    assert (outcome.finished, outcome.unfinished, made.tally.tokens) == (1, 0, 200)
-    assert made.tally.passes == 3 + 40, "three pieces of the prompt, which end with a token, and 199 in fives"
-    assert outcome.tokens_per_pass == pytest.approx(199 / 40)
-    plain, visit = replica(0, 1.0)
-    outcome = serve([plain], [visit], 100.0, np.random.default_rng(0))
-    assert plain.tally.passes == 3 + 199
-    assert outcome.between_tokens[0] == pytest.approx(float(H100(np.array([1.0]), 5100)[0]), rel=0.05)
+def test_a_replica_prefills_in_chunks_and_emits_accepted_tokens() -> None:
+    simulated, request = replica(4, 1.0)
+    outcome = serve([simulated], [request], 100.0, np.random.default_rng(0))
+    assert (outcome.finished, outcome.unfinished, simulated.stats.tokens) == (1, 0, 200)
+    assert simulated.stats.steps == 3 + 40, (
+        "3 prefill chunks with the first token, and 199 tokens in steps of 5"
+    )
+    assert outcome.tokens_per_step == pytest.approx(199 / 40)
+    baseline, request = replica(0, 1.0)
+    outcome = serve([baseline], [request], 100.0, np.random.default_rng(0))
+    assert baseline.stats.steps == 3 + 199
+    assert outcome.itl[0] == pytest.approx(float(H100(np.array([1.0]), 5100)[0]), rel=0.05)
 
 
-def test_whoever_does_not_fit_waits() -> None:
-    made, visit = replica(0, 0.5, room=6000)
-    outcome = serve([made], [visit, visit, visit], 100.0, np.random.default_rng(0))
+def test_requests_that_do_not_fit_wait() -> None:
+    simulated, request = replica(0, 0.5, kv_capacity=6000)
+    outcome = serve([simulated], [request, request, request], 100.0, np.random.default_rng(0))
     assert outcome.finished == 3
-    assert made.tally.decoding == 3 * 199
-    assert made.tally.passes == 3 * (3 + 199), "one after the other"
+    assert simulated.stats.decode_steps == 3 * 199
+    assert simulated.stats.steps == 3 * (3 + 199), "one request after the other"
 
 
-def test_the_controller_learns_what_a_replica_does() -> None:
-    policy = ControllerPolicy(profiled(H100), 16)
-    made = Replica(H100, policy, np.random.default_rng(1), max_batch=64)
-    coming = [SimulatedRequest(0.01 * number, 200, 200, 0.9) for number in range(64)]
-    outcome = serve([made], coming, 60.0, np.random.default_rng(0))
+def test_the_controller_learns_in_a_replica() -> None:
+    policy = ControllerPolicy(profile_roofline(H100), 16)
+    simulated = Replica(H100, policy, np.random.default_rng(1), max_batch=64)
+    requests = [SimulatedRequest(0.01 * number, 200, 200, 0.9) for number in range(64)]
+    outcome = serve([simulated], requests, 60.0, np.random.default_rng(0))
     assert outcome.finished == 64
-    assert outcome.tokens_per_pass > 3
-    assert not policy.controller.survival, "nobody is remembered"
+    assert outcome.tokens_per_step > 3
+    assert not policy.controller.survival, "finished requests leave no state"
 
 
 SMALL = Scenario(
@@ -122,26 +135,27 @@ SMALL = Scenario(
 )
 
 
-def test_a_fleet_needs_fewer_machines_where_guesses_stand() -> None:
-    outcomes = {who: simulate(SMALL, who) for who in (PLAIN, FIXED, OURS)}
-    assert outcomes[OURS].between_tokens[0] < 0.6 * outcomes[PLAIN].between_tokens[0]
-    assert outcomes[PLAIN].tokens_per_pass == pytest.approx(1.0, abs=0.01)  # the last pass is not over
+def test_a_fleet_needs_fewer_replicas_with_accepted_draft_tokens() -> None:
+    outcomes = {policy: simulate(SMALL, policy) for policy in (BASELINE, FIXED, FORERUN)}
+    assert outcomes[FORERUN].itl[0] < 0.6 * outcomes[BASELINE].itl[0]
+    assert outcomes[BASELINE].tokens_per_step == pytest.approx(1.0, abs=0.01)  # the last step is unfinished
     needed = {
-        who: machines(SMALL.model_copy(update={"arrivals": Poisson(rate=500)}), who) for who in outcomes
+        policy: replicas_needed(SMALL.model_copy(update={"arrivals": Poisson(rate=500)}), policy)
+        for policy in outcomes
     }
-    assert needed[OURS] < needed[PLAIN]
+    assert needed[FORERUN] < needed[BASELINE]
     with pytest.raises(ConfigurationError, match="token_seconds"):
-        machines(SMALL.model_copy(update={"token_seconds": None}), PLAIN)
-    with pytest.raises(ConfigurationError, match="no machine keeps"):
-        machines(SMALL.model_copy(update={"token_seconds": 1e-6}), PLAIN)
+        replicas_needed(SMALL.model_copy(update={"token_seconds": None}), BASELINE)
+    with pytest.raises(ConfigurationError, match="token_seconds=1e-06"):
+        replicas_needed(SMALL.model_copy(update={"token_seconds": 1e-6}), BASELINE)
     with pytest.raises(ConfigurationError, match="does not fit"):
-        simulate(SMALL.model_copy(update={"model": "llama-3.1-70b"}), PLAIN)
+        simulate(SMALL.model_copy(update={"model": "llama-3.1-70b"}), BASELINE)
 
 
-def test_scenarios_come_along_and_say_what_is_wrong_with_them(tmp_path: Path) -> None:
-    assert known() == ["agents", "chat", "fleet", "laptop"]
-    for name in known():
-        assert Scenario.read(name).roofline.room > 0
+def test_scenarios_are_bundled_and_errors_name_the_field(tmp_path: Path) -> None:
+    assert bundled_scenarios() == ["agents", "chat", "fleet", "laptop"]
+    for name in bundled_scenarios():
+        assert Scenario.read(name).roofline.context_capacity > 0
     assert Scenario.read("fleet").scaled(10).arrivals == Poisson(rate=500)
     file = tmp_path / "mine.yaml"
     for text, message in (
@@ -156,40 +170,42 @@ def test_scenarios_come_along_and_say_what_is_wrong_with_them(tmp_path: Path) ->
         Scenario.read("nowhere")
 
 
-def test_everybody_is_tried_on_the_same_texts() -> None:
-    cell = Cell(64, 0.5, 4, "stationary")
-    texts = Texts(cell)
-    assert (texts[3] == Texts(cell)[3]).all()
+def test_all_policies_see_the_same_texts() -> None:
+    cell = GridCell(64, 0.5, 4, "stationary")
+    texts = SimulatedTexts(cell)
+    assert (texts[3] == SimulatedTexts(cell)[3]).all()
     right = np.mean([(texts[number] > 0).mean() for number in range(40)])
     assert right == pytest.approx(0.5, abs=0.03)
-    shifting = Texts(Cell(64, 0.9, 4, "shifting"))
+    shifting = SimulatedTexts(GridCell(64, 0.9, 4, "shifting"))
     poor, good = sorted([(shifting[0][:100] > 0).mean(), (shifting[0][130:] > 0).mean()])
     assert (poor < 0.05, good > 0.8) == (True, True)
-    mixed = Texts(Cell(64, 0.9, 4, "mixed"))
+    mixed = SimulatedTexts(GridCell(64, 0.9, 4, "mixed"))
     assert [(mixed[number] > 0).mean() > 0.5 for number in (0, 1)] == [True, False]
-    assert speed(cell, texts, FixedLengthPolicy(0)) == pytest.approx(4 / (0.02 * (1 + (4 / 64) ** 4) ** 0.25))
+    assert measure_throughput(cell, texts, FixedLengthPolicy(0)) == pytest.approx(
+        4 / (0.02 * (1 + (4 / 64) ** 4) ** 0.25)
+    )
 
 
-def test_the_controller_keeps_its_promises_all_over_the_grid() -> None:
-    """A part of it; `forerun simulate --grid` plays all."""
-    cells = [cell for cell in grid(chances=(0.0, 0.6, 0.95), batches=(1, 16, 64)) if cell.knee != 512]
-    found = list(play(cells))
+def test_the_controller_meets_its_bounds_on_the_grid() -> None:
+    """A part of it; `forerun simulate --grid` runs all cells."""
+    cells = [cell for cell in grid(acceptances=(0.0, 0.6, 0.95), batches=(1, 16, 64)) if cell.knee != 512]
+    found = list(run_grid(cells))
     assert len(found) == 4 * 3 * 3 * 2 + 2 * 2
     for cell in found:
-        assert cell["over_plain"] >= 0.98, cell
-        assert cell["text"] != "stationary" or cell["over_best_fixed"] >= 0.97, cell
-        assert cell["text"] != "mixed" or cell["over_best_fixed"] >= 1.05, cell
-        assert cell["spent_finding_out"] <= 0.01, cell
+        assert cell["speedup"] >= 0.98, cell
+        assert cell["text"] != "stationary" or cell["speedup_over_best_fixed"] >= 0.97, cell
+        assert cell["text"] != "mixed" or cell["speedup_over_best_fixed"] >= 1.05, cell
+        assert cell["exploration_share"] <= 0.01, cell
     assert {cell["best_fixed"] for cell in found} >= {0, max(LENGTHS)}
 
 
-def test_a_controller_that_never_learns_fails_the_same_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.control.survival.Survival.learn", lambda *_: None)
-    (cell,) = play([Cell(8, 0.0, 1, "stationary")])
-    assert cell["over_plain"] > 0.98, "the accounts stop it"
+def test_a_controller_that_never_learns_fails_the_grid_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.control.survival.SurvivalEstimator.learn", lambda *_: None)
+    (cell,) = run_grid([GridCell(8, 0.0, 1, "stationary")])
+    assert cell["speedup"] > 0.98, "NetGain suspends speculation"
     monkeypatch.setattr("forerun.control.exploration.NetGain.is_losing", False)
-    (cell,) = play([Cell(8, 0.0, 1, "stationary")])
-    assert cell["over_plain"] < 0.98
+    (cell,) = run_grid([GridCell(8, 0.0, 1, "stationary")])
+    assert cell["speedup"] < 0.98
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -201,8 +217,22 @@ def test_the_command(tmp_path: Path) -> None:
     assert "replicas needed" in run.stdout
     assert plot.read_bytes()[1:4] == b"PNG"
     run = CliRunner().invoke(app, ["simulate", str(scenario), "--replicas", "1", "--json"])
-    answers = {each["who"]: each for each in json.loads(run.stdout)["answers"]}
-    assert answers["forerun"]["machines"] <= answers["plain"]["machines"]
+    results = {each["policy"]: each for each in json.loads(run.stdout)["results"]}
+    assert results["forerun"]["replicas_needed"] <= results["baseline"]["replicas_needed"]
     assert CliRunner().invoke(app, ["simulate"]).exit_code == 2
     run = CliRunner().invoke(app, ["simulate", "nowhere"])
-    assert (run.exit_code, "there is agents" in run.output) == (1, True)
+    assert (run.exit_code, "agents, chat" in run.output) == (1, True)
+
+
+def test_the_table_reads_older_records() -> None:
+    values = [27, 1.0, 4.0, [0.0263, 0.0574]]
+    new, old = (
+        {"policy": policy} | dict(zip(keys, values, strict=True))
+        for policy, keys in (
+            ("baseline", ("replicas_needed", "tokens_per_step", "draft_tokens_per_step", "itl")),
+            ("plain", ("machines", "tokens_per_pass", "guesses_per_pass", "between_tokens")),
+        )
+    )
+    old["who"] = old.pop("policy")
+    assert markdown({"agents": [old]}) == markdown({"agents": [new]})
+    assert "| agents | baseline | 27 | 1.00 | 4.00 | 26.3 / 57.4 ms |" in markdown({"agents": [new]})

@@ -1,11 +1,13 @@
-"""Losslessness proved by enumeration in rational numbers.
+"""Proofs of losslessness by enumeration in rational arithmetic.
 
-The production verifiers run on Fractions, with uniforms that are symbols: comparing one with a threshold
-splits the run in two, each half weighed by its exact length. All outcomes of a round are visited, their
-weights added up, and the law of what was emitted compared with the target's for equality. No sampling, no
-tolerance. A registry of sabotaged verifiers goes through the same procedure and must be caught.
+The production verifiers run on Fractions, with symbolic uniforms: comparing one with a threshold splits the
+run into two branches, each weighted by its exact probability. All outcomes of a step are visited, their
+weights summed, and the distribution of the emitted tokens is compared with the target's for equality. There
+is no sampling and no tolerance. Sabotaged verifiers (mutants) go through the same procedure and must be
+caught.
 
-`symbols` (random numbers that split), `worlds` (small targets and drafts), `law` (what equality means),
-`rounds` (playing speculation over every outcome), `registry` and `mutants` (what is proved and what must be
-caught), `following`, `kernels` (claims of another kind), `run` (all of it).
+`symbolic_random` (random numbers that branch), `toy_models` (small targets and drafts), `distribution`
+(comparing distributions), `enumeration` (speculative steps over every outcome), `claims` and `mutants` (the
+claims to prove and the mutants to catch), `token_claims` and `kernel_checks` (claims about tokens and about
+kernels), `run` (the whole audit).
 """

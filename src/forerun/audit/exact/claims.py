@@ -1,4 +1,4 @@
-"""What is proved: every verifier that claims a law, in the worlds and on the trees it claims it for."""
+"""The lossless and lossy claims: every verifier, with the toy models and tree shapes it is proved on."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from forerun.audit.exact.distribution import Comparison, compare, most_overstated
+from forerun.audit.exact.distribution import Comparison, compare, max_probability_ratio
 from forerun.audit.exact.enumeration import (
     EnumeratedStep,
     EnumerationCase,
     Interval,
     StepModel,
     Verifier,
-    draw_tokens,
-    play_out,
-    with_replaced,
+    enumerate_steps,
+    sample_draft,
+    with_patched,
 )
 from forerun.audit.exact.toy_models import (
     CHAINS,
@@ -30,7 +30,7 @@ from forerun.audit.exact.toy_models import (
     TreeShape,
     trees,
 )
-from forerun.core import rejection_sampling as reject_module
+from forerun.core import rejection_sampling as rejection_module
 from forerun.core.block_verification import block_verify
 from forerun.core.draft_forest import Forest
 from forerun.core.lenient import lenient
@@ -39,7 +39,7 @@ from forerun.types import Verdict
 
 
 class ClaimKind(StrEnum):
-    """What a row claims; the value is the word for it in reports."""
+    """The kind of a claim; the value is its term in reports."""
 
     LOSSLESS = "equal"
     LOSSY = "bounded"
@@ -49,11 +49,11 @@ class ClaimKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One line of the report.
+    """One row of the report.
 
-    `held` is what matters: the law is equal, the bound kept, the kernel in agreement, the mutant caught;
-    None where the comparison was not run, as for kernels where torch is not installed.
-    `distance` is the largest total variation distance seen between laws, exact.
+    `held` is true if the distributions are equal, the bound holds, the kernel agrees or the mutant is caught.
+    It is None where the comparison was not run, as for kernels where torch is not installed. `distance` is
+    the largest total variation distance between the distributions, exact.
     """
 
     name: str
@@ -65,72 +65,79 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A way to speculate, and the trees it is tried on."""
+class AuditedVerifier:
+    """A way to speculate, and the tree shapes on which it is enumerated."""
 
     name: str
-    engine: StepModel
+    step: StepModel
     shapes: tuple[TreeShape, ...]
     flavours: tuple[str, ...] = ("generic", "sparse", "equal")
 
 
-def noise_of_dropped(play: EnumeratedStep, verdict: Verdict) -> tuple[Interval, ...]:
-    """The numbers that drew the guesses behind the first refused one, for the next round to draw with.
+def noise_of_unverified(step: EnumeratedStep, verdict: Verdict) -> tuple[Interval, ...]:
+    """The noise of the draft tokens behind the first rejected one, for the next step to sample with.
 
-    Harmless after `reject`, which has not looked at those guesses; not after `block`, which has.
+    Reusing it is lossless after `rejection_sample`, which never tests those tokens, but not after
+    `block_verify`, which does.
     """
-    return tuple((u.low, u.high) for u in play.drawn[len(verdict.accepted) + 1 :])
+    return tuple((u.low, u.high) for u in step.draft_noise[len(verdict.accepted) + 1 :])
 
 
-HONEST = (
-    Subject("reject, chains", StepModel(rejection_sample, draw_tokens), CHAINS),
-    Subject("reject, chosen guesses", StepModel(rejection_sample, draw_tokens), CHOSEN_CHAINS),
-    Subject(
-        "reject, trees with replacement", StepModel(rejection_sample, draw_tokens), trees(replacement=True)
+LOSSLESS_VERIFIERS = (
+    AuditedVerifier("rejection_sample, chains", StepModel(rejection_sample, sample_draft), CHAINS),
+    AuditedVerifier(
+        "rejection_sample, chosen draft tokens", StepModel(rejection_sample, sample_draft), CHOSEN_CHAINS
     ),
-    Subject(
-        "reject, trees without replacement",
-        StepModel(rejection_sample, draw_tokens),
+    AuditedVerifier(
+        "rejection_sample, trees with replacement",
+        StepModel(rejection_sample, sample_draft),
+        trees(replacement=True),
+    ),
+    AuditedVerifier(
+        "rejection_sample, trees without replacement",
+        StepModel(rejection_sample, sample_draft),
         trees(replacement=False),
     ),
-    Subject("reject, mixed trees", StepModel(rejection_sample, draw_tokens), MIXED_TREES),
-    Subject(
-        "reject, unseen noise drawn again",
-        StepModel(rejection_sample, draw_tokens, carry=noise_of_dropped),
+    AuditedVerifier("rejection_sample, mixed trees", StepModel(rejection_sample, sample_draft), MIXED_TREES),
+    AuditedVerifier(
+        "rejection_sample, noise of unverified tokens reused",
+        StepModel(rejection_sample, sample_draft, carry_noise=noise_of_unverified),
         CHAINS[1:2],
     ),
-    Subject(
-        "reject, guess by guess",
-        StepModel(with_replaced(rejection_sample, reject_module, "STRIDE", 1), draw_tokens),
+    AuditedVerifier(
+        "rejection_sample, stride 1",
+        StepModel(with_patched(rejection_sample, rejection_module, "STRIDE", 1), sample_draft),
         CHAINS[2:],
     ),
-    Subject(
-        "reject, two by two",
-        StepModel(with_replaced(rejection_sample, reject_module, "STRIDE", 2), draw_tokens),
+    AuditedVerifier(
+        "rejection_sample, stride 2",
+        StepModel(with_patched(rejection_sample, rejection_module, "STRIDE", 2), sample_draft),
         CHAINS[2:],
     ),
-    Subject("block, chains", StepModel(block_verify, draw_tokens), CHAINS),
-    Subject("block, chosen guesses", StepModel(block_verify, draw_tokens), CHOSEN_CHAINS),
+    AuditedVerifier("block_verify, chains", StepModel(block_verify, sample_draft), CHAINS),
+    AuditedVerifier(
+        "block_verify, chosen draft tokens", StepModel(block_verify, sample_draft), CHOSEN_CHAINS
+    ),
 )
 
 
-def cases_of(subject: Subject) -> Iterator[list[EnumerationCase]]:
-    """The cases of a subject, one list per vocabulary size; each plays its shape and then another round.
+def enumeration_cases(audited: AuditedVerifier) -> Iterator[list[EnumerationCase]]:
+    """The cases of a verifier, one list per vocabulary size; each runs its shape and then a second step.
 
-    With two tokens the shape is repeated; with three it is followed by one drawn guess and with four by one
-    chosen guess, so that a second round starts from every outcome of the first at a cost that stays small.
-    The largest trees get one world.
+    With two tokens the shape is repeated; with three it is followed by one sampled draft token and with four
+    by one chosen draft token, so that a second step starts from every outcome of the first at a small cost.
+    The largest trees get one toy model.
     """
     for vocab_size in (2, 3, 4):
         cases = []
-        for shape in subject.shapes:
+        for shape in audited.shapes:
             num_drafts = vocab_size ** sum(shape.sampled)
             if not _enough_tokens(shape, vocab_size) or num_drafts > 729:
                 continue
-            rounds = (shape, {2: shape, 3: CHAINS[0], 4: ONE_CHOSEN}[vocab_size])
-            flavours = [f for f in subject.flavours if f != "sparse" or shape.replacement]
+            steps = (shape, {2: shape, 3: CHAINS[0], 4: ONE_CHOSEN}[vocab_size])
+            flavours = [f for f in audited.flavours if f != "sparse" or shape.replacement]
             cases += [
-                EnumerationCase(ToyModel(vocab_size, seed=len(shape.parents), flavour=flavour), rounds)
+                EnumerationCase(ToyModel(vocab_size, seed=len(shape.parents), flavour=flavour), steps)
                 for flavour in (flavours[:1] if num_drafts > 30 else flavours)
             ]
         if cases:
@@ -138,26 +145,26 @@ def cases_of(subject: Subject) -> Iterator[list[EnumerationCase]]:
 
 
 def _enough_tokens(shape: TreeShape, vocab_size: int) -> bool:
-    """Whether siblings that are drawn without replacement find enough tokens."""
+    """Whether the vocabulary is large enough to sample the siblings without replacement."""
     return shape.replacement or max(shape.parents.count(parent) for parent in shape.parents) <= vocab_size
 
 
-def play_and_compare(subject: Subject) -> tuple[list[Comparison], int]:
-    """Each case's emitted law against its target, and how many outcomes were visited."""
+def enumerate_and_compare(audited: AuditedVerifier) -> tuple[list[Comparison], int]:
+    """Compare each case's emitted distribution with its target; also returns the number of outcomes."""
     comparisons: list[Comparison] = []
     num_outcomes = 0
-    for cases in cases_of(subject):
-        for case, emitted in zip(cases, play_out(subject.engine, cases), strict=True):
-            comparisons.append(compare(emitted.law, case.world.p))
+    for cases in enumeration_cases(audited):
+        for case, emitted in zip(cases, enumerate_steps(audited.step, cases), strict=True):
+            comparisons.append(compare(emitted.probabilities, case.model.p))
             num_outcomes += emitted.num_outcomes
     return comparisons, num_outcomes
 
 
-def prove(subject: Subject) -> Claim:
-    """Whether the emitted law equals the target's in every case."""
-    comparisons, num_outcomes = play_and_compare(subject)
+def prove(audited: AuditedVerifier) -> Claim:
+    """Whether the emitted distribution equals the target's in every case."""
+    comparisons, num_outcomes = enumerate_and_compare(audited)
     return Claim(
-        subject.name,
+        audited.name,
         ClaimKind.LOSSLESS,
         held=all(each.equal for each in comparisons),
         num_cases=len(comparisons),
@@ -169,7 +176,7 @@ def prove(subject: Subject) -> Claim:
 LENIENCES = (Fraction(1), Fraction(9, 10), Fraction(1, 2))
 
 
-def lenient_by(lenience: Fraction) -> Verifier:
+def with_lenience(lenience: Fraction) -> Verifier:
     """`lenient` with the same lenience for every request."""
 
     def verify(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
@@ -182,21 +189,21 @@ LENIENT_SHAPES = (CHAINS[0], CHAINS[1], trees(replacement=True)[0], trees(replac
 
 
 def prove_bound(name: str, verify: Verifier, lenience: Fraction) -> Claim:
-    """Whether no token is more than 1/l times as likely as it should be; and how far the law strays."""
-    subject = Subject(name, StepModel(verify, draw_tokens), LENIENT_SHAPES)
-    held, num_cases, num_outcomes, furthest = True, 0, 0, Fraction(0)
-    for two_rounds in cases_of(subject):
-        cases = [EnumerationCase(case.world, case.shapes[:1]) for case in two_rounds]
-        for case, emitted in zip(cases, play_out(subject.engine, cases), strict=True):
-            distance = compare(emitted.law, case.world.p).distance
-            held &= most_overstated(emitted.law, case.world.p) <= 1 / lenience
+    """Whether no token is more than 1/l times as likely as under p, and the largest distance from p."""
+    audited = AuditedVerifier(name, StepModel(verify, sample_draft), LENIENT_SHAPES)
+    held, num_cases, num_outcomes, max_distance = True, 0, 0, Fraction(0)
+    for two_steps in enumeration_cases(audited):
+        cases = [EnumerationCase(case.model, case.shapes[:1]) for case in two_steps]
+        for case, emitted in zip(cases, enumerate_steps(audited.step, cases), strict=True):
+            distance = compare(emitted.probabilities, case.model.p).distance
+            held &= max_probability_ratio(emitted.probabilities, case.model.p) <= 1 / lenience
             held &= lenience < 1 or distance == 0
-            furthest = max(furthest, distance)
+            max_distance = max(max_distance, distance)
             num_cases, num_outcomes = num_cases + 1, num_outcomes + emitted.num_outcomes
-    return Claim(name, ClaimKind.LOSSY, held, num_cases, num_outcomes, furthest)
+    return Claim(name, ClaimKind.LOSSY, held, num_cases, num_outcomes, max_distance)
 
 
 def prove_lenient() -> Iterator[Claim]:
-    """Lenience on chains and trees."""
+    """Lenient verification on chains and trees."""
     for lenience in LENIENCES:
-        yield prove_bound(f"lenient, l = {lenience}", lenient_by(lenience), lenience)
+        yield prove_bound(f"lenient, l = {lenience}", with_lenience(lenience), lenience)

@@ -1,8 +1,9 @@
-"""What equality of laws means when rounds emit different numbers of tokens.
+"""Equality of distributions when steps emit different numbers of tokens.
 
-A round emits a sequence e with weight m(e); plain decoding would go on from there with the target. Every
-continuation s then has probability p(s) f(s), where f(s) is the sum of m(e) / p(e) over the e that s starts
-with. Speculation is lossless if and only if f is 1 on every sequence the target can say.
+A step emits a sequence e with weight m(e); non-speculative decoding would continue from there with the
+target. Every continuation s then has probability p(s) f(s), where f(s) is the sum of m(e) / p(e) over all e
+that are prefixes of s. Speculation is lossless if and only if f is 1 on every sequence that the target can
+emit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from forerun.audit.exact.toy_models import ExactDistribution, Prefix
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An emitted law against the target's: are they equal, and how far apart if not."""
+    """An emitted distribution compared with the target's: whether they are equal, and their distance."""
 
     equal: bool
     distance: Fraction
@@ -24,64 +25,68 @@ class Comparison:
 
 
 def compare(
-    emitted: Mapping[Prefix, Fraction], p: Callable[[Prefix], ExactDistribution], begin: Prefix = ()
+    emitted: Mapping[Prefix, Fraction], p: Callable[[Prefix], ExactDistribution], prefix: Prefix = ()
 ) -> Comparison:
-    """The total variation distance between what was emitted, continued by the target, and the target."""
-    inner = {e[:n] for e in emitted for n in range(len(begin), len(e))}
-    outside = sum((m for e, m in emitted.items() if _chance(e, p, begin) == 0), Fraction(0))
-    gaps = [(chance, f) for chance, f in _ends(begin, Fraction(1), Fraction(0), emitted, p, inner)]
-    distance = (sum((chance * abs(f - 1) for chance, f in gaps), Fraction(0)) + outside) / 2
+    """Total variation distance between the emitted tokens, continued by the target, and the target."""
+    inner = {e[:n] for e in emitted for n in range(len(prefix), len(e))}
+    outside = sum((m for e, m in emitted.items() if _sequence_probability(e, p, prefix) == 0), Fraction(0))
+    leaves = _leaf_ratios(prefix, Fraction(1), Fraction(0), emitted, p, inner)
+    distance = (sum((probability * abs(f - 1) for probability, f in leaves), Fraction(0)) + outside) / 2
     return Comparison(distance == 0 and sum(emitted.values()) == 1, distance, len(emitted))
 
 
-def _ends(
+def _leaf_ratios(
     prefix: Prefix,
-    chance: Fraction,
+    probability: Fraction,
     f: Fraction,
     emitted: Mapping[Prefix, Fraction],
     p: Callable[[Prefix], ExactDistribution],
     inner: set[Prefix],
 ) -> Iterator[tuple[Fraction, Fraction]]:
     """p(s) and f(s) for the sequences s after which nothing more was emitted."""
-    f += emitted.get(prefix, Fraction(0)) / chance
+    f += emitted.get(prefix, Fraction(0)) / probability
     if prefix not in inner:
-        yield chance, f
+        yield probability, f
         return
     for token, p_x in enumerate(p(prefix)):
         if p_x:
-            yield from _ends((*prefix, token), chance * p_x, f, emitted, p, inner)
+            yield from _leaf_ratios((*prefix, token), probability * p_x, f, emitted, p, inner)
 
 
-def _chance(sequence: Prefix, p: Callable[[Prefix], ExactDistribution], begin: Prefix) -> Fraction:
-    """The target's probability of a sequence, given how it begins."""
-    chance = Fraction(1)
-    for n in range(len(begin), len(sequence)):
-        chance *= p(sequence[:n])[sequence[n]]
-    return chance
+def _sequence_probability(
+    sequence: Prefix, p: Callable[[Prefix], ExactDistribution], prefix: Prefix
+) -> Fraction:
+    """The target's probability of a sequence, given its prefix."""
+    probability = Fraction(1)
+    for n in range(len(prefix), len(sequence)):
+        probability *= p(sequence[:n])[sequence[n]]
+    return probability
 
 
-def most_overstated(emitted: Mapping[Prefix, Fraction], p: Callable[[Prefix], ExactDistribution]) -> Fraction:
-    """The largest ratio between how likely a token became after those before it, and how it should be."""
+def max_probability_ratio(
+    emitted: Mapping[Prefix, Fraction], p: Callable[[Prefix], ExactDistribution]
+) -> Fraction:
+    """The largest ratio of a token's conditional probability in the output to its probability under p."""
     worst = Fraction(0)
     for prefix in {e[:n] for e in emitted for n in range(len(e))}:
-        said = _probability(prefix, emitted, p)
+        given = _prefix_probability(prefix, emitted, p)
         for token, p_x in enumerate(p(prefix)):
-            more = _probability((*prefix, token), emitted, p)
-            if more and not p_x:
-                raise ValueError("a token was said that the target never says")
-            if more:
-                worst = max(worst, more / said / p_x)
+            joint = _prefix_probability((*prefix, token), emitted, p)
+            if joint and not p_x:
+                raise ValueError("the output contains a token of target probability 0")
+            if joint:
+                worst = max(worst, joint / given / p_x)
     return worst
 
 
-def _probability(
+def _prefix_probability(
     prefix: Prefix, emitted: Mapping[Prefix, Fraction], p: Callable[[Prefix], ExactDistribution]
 ) -> Fraction:
-    """How likely the text, continued by the target, begins like this."""
+    """Probability that the emitted tokens, continued by the target, start with this prefix."""
     total = Fraction(0)
     for e, weight in emitted.items():
         if e[: len(prefix)] == prefix:
             total += weight
         elif prefix[: len(e)] == e:
-            total += weight * _chance(prefix, p, e)
+            total += weight * _sequence_probability(prefix, p, e)
     return total

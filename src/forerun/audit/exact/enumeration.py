@@ -1,7 +1,7 @@
-"""Speculation played over every outcome: draft, verify, commit, roll back, and again.
+"""Speculative steps over every outcome: draft, verify, commit, roll back, repeat.
 
-All outcomes that are still open are judged in one batch, so requests of different depths and drafts share
-every call, as they do in an engine.
+All open outcomes are verified in one batch, so requests with different depths and drafts share every call, as
+they do in an engine.
 """
 
 from __future__ import annotations
@@ -23,57 +23,57 @@ from forerun.types import Draft, Proposal, Verdict
 Verifier: TypeAlias = Callable[[Forest, Any, Any, Any], list[Verdict]]
 Interval: TypeAlias = tuple[Fraction, Fraction]
 
-BATCH = 256
-"""Outcomes judged in one call."""
+BATCH_SIZE = 256
+"""Number of outcomes verified per call."""
 
 
 @dataclass
 class EnumeratedStep:
-    """One outcome of one round: the request, its random numbers and its draft.
+    """One outcome of one step: the request, its random numbers and its draft.
 
-    `carried` are intervals of numbers that an earlier round used and this one uses again; an honest engine
-    carries none.
+    `reused_noise` holds intervals of numbers that an earlier step used and this one uses again; engines reuse
+    none.
     """
 
-    world: ToyModel
+    model: ToyModel
     shape: TreeShape
     prefix: Prefix
-    carried: tuple[Interval, ...]
+    reused_noise: tuple[Interval, ...]
     branch: Branch
     draft: Draft | None = None
-    drawn: list[Uniform] = field(default_factory=list)
-    judges: list[Uniform] = field(default_factory=list)
-    picker: Uniform | None = None
+    draft_noise: list[Uniform] = field(default_factory=list)
+    accept_noise: list[Uniform] = field(default_factory=list)
+    next_token_noise: Uniform | None = None
 
-    def fresh(self) -> Uniform:
-        """A number nobody has used."""
+    def new_uniform(self) -> Uniform:
+        """A uniform that has not been used."""
         return Uniform(self.branch)
 
     def contexts(self) -> list[Prefix]:
-        """What the target sees at each row: the root, then every node."""
+        """The prefix at each row: the root, then every node."""
         assert self.draft is not None
         paths = [self.draft.path(node) for node in range(len(self.draft))]
-        guessed = [tuple(int(self.draft.tokens[node]) for node in path) for path in paths]
-        return [self.prefix, *(self.prefix + tokens for tokens in guessed)]
+        drafted = [tuple(int(self.draft.tokens[node]) for node in path) for path in paths]
+        return [self.prefix, *(self.prefix + tokens for tokens in drafted)]
 
 
-Drawing: TypeAlias = Callable[[EnumeratedStep], Draft]
-Sharing: TypeAlias = Callable[[EnumeratedStep], None]
+DraftSampler: TypeAlias = Callable[[EnumeratedStep], Draft]
+NoiseSharing: TypeAlias = Callable[[EnumeratedStep], None]
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """How a round is played: who draws, who verifies, and which numbers are shared that should not be."""
+    """How a step runs: verifier, drafting, and the noise that mutants share or reuse."""
 
     verify: Verifier
-    draw: Drawing
-    share: Sharing | None = None
-    carry: Callable[[EnumeratedStep, Verdict], tuple[Interval, ...]] | None = None
+    draft: DraftSampler
+    share_noise: NoiseSharing | None = None
+    carry_noise: Callable[[EnumeratedStep, Verdict], tuple[Interval, ...]] | None = None
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put something else behind one name of the production code for a while."""
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Temporarily replace an attribute of the production code."""
     absent = object()
     original = getattr(owner, name, absent)
     setattr(owner, name, value)
@@ -86,11 +86,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def with_replaced(verifier: Verifier, owner: Any, name: str, value: Any) -> Verifier:
-    """A verifier whose code finds something else under this name."""
+def with_patched(verifier: Verifier, owner: Any, name: str, value: Any) -> Verifier:
+    """A verifier that runs with an attribute of the production code replaced."""
 
     def verify(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
-        with replaced(owner, name, value):
+        with patched(owner, name, value):
             return verifier(forest, p, u, v)
 
     return verify
@@ -98,92 +98,96 @@ def with_replaced(verifier: Verifier, owner: Any, name: str, value: Any) -> Veri
 
 @dataclass(frozen=True)
 class EnumerationCase:
-    """A world, and the trees guessed in it round after round."""
+    """A toy model, and the tree shapes drafted in successive steps."""
 
-    world: ToyModel
+    model: ToyModel
     shapes: tuple[TreeShape, ...]
 
 
 @dataclass(frozen=True)
-class Emitted:
-    """What all outcomes of a case emitted, with their weights, and how many outcomes there were."""
+class EmittedDistribution:
+    """Probability of each emitted sequence, and the number of outcomes visited."""
 
-    law: dict[Prefix, Fraction]
+    probabilities: dict[Prefix, Fraction]
     num_outcomes: int
 
 
 State: TypeAlias = tuple[int, Prefix, tuple[Interval, ...]]
 
 
-def play_out(engine: StepModel, cases: Sequence[EnumerationCase]) -> list[Emitted]:
-    """Play every case over all outcomes of all its rounds; all cases share one vocabulary and every call."""
+def enumerate_steps(step_model: StepModel, cases: Sequence[EnumerationCase]) -> list[EmittedDistribution]:
+    """Run every case over all outcomes of all its steps; all cases share one vocabulary and every call."""
     states: dict[State, Fraction] = {(i, (), ()): Fraction(1) for i in range(len(cases))}
     num_outcomes = [0] * len(cases)
     for number in range(max(len(case.shapes) for case in cases)):
         after: dict[State, Fraction] = defaultdict(Fraction)
-        for (i, prefix, _), weight, play, verdict in _outcomes(engine, cases, number, states):
+        for (i, prefix, _), weight, step, verdict in _outcomes(step_model, cases, number, states):
             num_outcomes[i] += 1
-            assert play.draft is not None
-            carried = engine.carry(play, verdict) if engine.carry else ()
-            after[i, prefix + tuple(verdict.tokens(play.draft)), carried] += weight
+            assert step.draft is not None
+            reused = step_model.carry_noise(step, verdict) if step_model.carry_noise else ()
+            after[i, prefix + tuple(verdict.tokens(step.draft)), reused] += weight
         states = after
-    laws: list[dict[Prefix, Fraction]] = [defaultdict(Fraction) for _ in cases]
+    emitted: list[dict[Prefix, Fraction]] = [defaultdict(Fraction) for _ in cases]
     for (i, prefix, _), weight in states.items():
-        laws[i][prefix] += weight
-    return [Emitted(dict(law), num) for law, num in zip(laws, num_outcomes, strict=True)]
+        emitted[i][prefix] += weight
+    return [EmittedDistribution(dict(each), num) for each, num in zip(emitted, num_outcomes, strict=True)]
 
 
 def _outcomes(
-    engine: StepModel, cases: Sequence[EnumerationCase], number: int, states: dict[State, Fraction]
+    step_model: StepModel, cases: Sequence[EnumerationCase], number: int, states: dict[State, Fraction]
 ) -> Iterator[tuple[State, Fraction, EnumeratedStep, Verdict]]:
-    """Every outcome of a round from every state, with its weight."""
-    waiting: list[tuple[State, Fraction, tuple[bool, ...]]] = [
+    """Every outcome of a step from every state, with its weight."""
+    pending: list[tuple[State, Fraction, tuple[bool, ...]]] = [
         (state, weight, ()) for state, weight in states.items()
     ]
-    while waiting:
-        batch, waiting = waiting[-BATCH:], waiting[:-BATCH]
-        plays = [
-            EnumeratedStep(cases[i].world, cases[i].shapes[number], prefix, carried, Branch(script))
-            for (i, prefix, carried), _, script in batch
+    while pending:
+        batch, pending = pending[-BATCH_SIZE:], pending[:-BATCH_SIZE]
+        steps = [
+            EnumeratedStep(cases[i].model, cases[i].shapes[number], prefix, reused, Branch(script))
+            for (i, prefix, reused), _, script in batch
         ]
-        for (state, weight, _), play, verdict in zip(batch, plays, play_round(engine, plays), strict=True):
-            waiting += [(state, weight, script) for script in play.branch.others]
-            yield state, weight * play.branch.weight, play, verdict
+        for (state, weight, _), step, verdict in zip(batch, steps, run_step(step_model, steps), strict=True):
+            pending += [(state, weight, script) for script in step.branch.unexplored]
+            yield state, weight * step.branch.weight, step, verdict
 
 
-def play_round(engine: StepModel, plays: Sequence[EnumeratedStep]) -> list[Verdict]:
-    """Draft for each request, then verify all of them at once."""
-    for play in plays:
-        play.draft = engine.draw(play)
-        play.judges = [play.fresh() for _ in range(len(play.draft) + 1)]
-        play.picker = play.fresh()
-        if engine.share:
-            engine.share(play)
-    forest = Forest.pack([play.draft for play in plays if play.draft is not None])
-    p = np.stack([play.world.p_row(context) for play in plays for context in play.contexts()])
-    return engine.verify(
+def run_step(step_model: StepModel, steps: Sequence[EnumeratedStep]) -> list[Verdict]:
+    """Draft for each request, then verify all of them in one call."""
+    for step in steps:
+        step.draft = step_model.draft(step)
+        step.accept_noise = [step.new_uniform() for _ in range(len(step.draft) + 1)]
+        step.next_token_noise = step.new_uniform()
+        if step_model.share_noise:
+            step_model.share_noise(step)
+    forest = Forest.pack([step.draft for step in steps if step.draft is not None])
+    p = np.stack([step.model.p_row(context) for step in steps for context in step.contexts()])
+    return step_model.verify(
         forest,
         p,
-        _objects([u for play in plays for u in play.judges]),
-        _objects([play.picker for play in plays]),
+        _object_array([u for step in steps for u in step.accept_noise]),
+        _object_array([step.next_token_noise for step in steps]),
     )
 
 
-def draw_tokens(play: EnumeratedStep) -> Draft:
-    """Draw each sampled node from q after the nodes above it; a chosen node is q's likeliest unused token."""
-    shape, world = play.shape, play.world
+def sample_draft(step: EnumeratedStep) -> Draft:
+    """Sample each sampled node from q given its ancestors; a chosen node is q's most likely unused token."""
+    shape, model = step.shape, step.model
     tokens: list[int] = []
     proposals: dict[int, Proposal] = {}
     for node, (parent, sampled) in enumerate(zip(shape.parents, shape.sampled, strict=True)):
         above = _path(shape, tokens, parent)
-        q = world.q(play.prefix + above)
+        q = model.q(step.prefix + above)
         before = [tokens[i] for i in range(node) if shape.parents[i] == parent]
         if sampled:
-            gone = [tokens[i] for i in range(node) if shape.parents[i] == parent and shape.sampled[i]]
-            left = [0 if x in gone and not shape.replacement else q_x for x, q_x in enumerate(q)]
-            u = Uniform(play.branch, *play.carried[node]) if node < len(play.carried) else play.fresh()
-            play.drawn.append(u)
-            tokens.append(draw(left, u))
+            excluded = [tokens[i] for i in range(node) if shape.parents[i] == parent and shape.sampled[i]]
+            weights = [0 if x in excluded and not shape.replacement else q_x for x, q_x in enumerate(q)]
+            u = (
+                Uniform(step.branch, *step.reused_noise[node])
+                if node < len(step.reused_noise)
+                else step.new_uniform()
+            )
+            step.draft_noise.append(u)
+            tokens.append(sample_token(weights, u))
             proposals[parent] = Proposal(as_row(q), shape.replacement)
         else:
             unused = [x for x in range(len(q)) if x not in before] or [0]
@@ -191,8 +195,8 @@ def draw_tokens(play: EnumeratedStep) -> Draft:
     return Draft(np.array(tokens), np.array(shape.parents), np.array(shape.sampled), proposals)
 
 
-def draw(weights: Sequence[Fraction | int], u: Uniform) -> int:
-    """The token whose part of the total u falls into."""
+def sample_token(weights: Sequence[Fraction | int], u: Uniform) -> int:
+    """The token whose interval of the cumulative weights contains u."""
     total, running = Fraction(sum(weights)), Fraction(0)
     for token, weight in enumerate(weights):
         running += weight
@@ -210,8 +214,8 @@ def _path(shape: TreeShape, tokens: Sequence[int], node: int) -> Prefix:
     return tuple(reversed(path))
 
 
-def _objects(items: Sequence[Any]) -> Any:
-    """A NumPy array that holds these objects as they are."""
+def _object_array(items: Sequence[Any]) -> Any:
+    """A NumPy object array of these items."""
     array = np.empty(len(items), dtype=object)
     array[:] = items
     return array

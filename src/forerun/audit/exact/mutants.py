@@ -1,7 +1,8 @@
-"""Sabotaged speculation that the enumeration must catch.
+"""Sabotaged speculation (mutants) that the enumeration must catch.
 
-Some are defects that public engines shipped. Each changes one thing: how drafts are drawn or reported, which
-numbers are shared, or a line of the production verifier (replaced for the length of the run).
+Some are defects that public engines shipped. Each changes one thing: how draft tokens are sampled or
+reported, which random numbers are shared, or a line of the production verifier (patched for the duration of
+the run).
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from typing import Any
 import numpy as np
 
 from forerun.audit.exact.claims import (
+    AuditedVerifier,
     Claim,
     ClaimKind,
-    Subject,
-    lenient_by,
-    noise_of_dropped,
+    noise_of_unverified,
     prove,
     prove_bound,
+    with_lenience,
 )
 from forerun.audit.exact.enumeration import (
     EnumeratedStep,
     StepModel,
     Verifier,
-    draw,
-    draw_tokens,
-    replaced,
-    with_replaced,
+    patched,
+    sample_draft,
+    sample_token,
+    with_patched,
 )
 from forerun.audit.exact.toy_models import CHAINS, ExactDistribution, TreeShape, as_row, trees
 from forerun.control.candidates import Candidates
@@ -40,7 +41,7 @@ from forerun.control.controller import Controller
 from forerun.control.step_cost import StepCost
 from forerun.core import arrays
 from forerun.core import block_verification as block_module
-from forerun.core import rejection_sampling as reject_module
+from forerun.core import rejection_sampling as rejection_module
 from forerun.core.acceptance import accepts, residual_mass, sample_inverse_cdf
 from forerun.core.block_verification import block_verify
 from forerun.core.draft_forest import NONE, Forest
@@ -51,72 +52,72 @@ PAIRS = trees(replacement=True)[:2]
 PAIRS_WITHOUT = trees(replacement=False)[:2]
 
 
-# --- numbers that are shared and should not be
+# --- random numbers that must not be shared
 
 
-def resample_with_draft_noise(play: EnumeratedStep) -> None:
-    """The correction is drawn with the number that drew the guess."""
-    play.picker = play.drawn[0] if play.drawn else play.picker
+def resample_with_draft_noise(step: EnumeratedStep) -> None:
+    """The recovered token is sampled with the number that sampled the draft token."""
+    step.next_token_noise = step.draft_noise[0] if step.draft_noise else step.next_token_noise
 
 
-def resample_with_judge_noise(play: EnumeratedStep) -> None:
-    """The correction is drawn with the number that refused the guess."""
-    play.picker = play.judges[1]
+def resample_with_acceptance_noise(step: EnumeratedStep) -> None:
+    """The recovered token is sampled with the number that rejected the draft token."""
+    step.next_token_noise = step.accept_noise[1]
 
 
-def judge_with_draft_noise(play: EnumeratedStep) -> None:
-    """The guess is judged by the number that drew it."""
-    play.judges[1] = play.drawn[0] if play.drawn else play.judges[1]
+def accept_with_draft_noise(step: EnumeratedStep) -> None:
+    """The draft token is tested with the number that sampled it."""
+    step.accept_noise[1] = step.draft_noise[0] if step.draft_noise else step.accept_noise[1]
 
 
-# --- drafts that are drawn or reported wrongly
+# --- drafts that are sampled or reported wrongly
 
 
 def report_another_q(
     change: Callable[[ExactDistribution], ExactDistribution],
 ) -> Callable[[EnumeratedStep], Draft]:
-    """The draft is drawn from one q and another is handed to the verifier."""
+    """Draft tokens are sampled from one q and another q is passed to the verifier."""
 
-    def drawing(play: EnumeratedStep) -> Draft:
-        draft = draw_tokens(play)
+    def sample(step: EnumeratedStep) -> Draft:
+        draft = sample_draft(step)
         changed = {
             node: Proposal(as_row(change(tuple(q.probs))), q.replacement) for node, q in draft.q.items()
         }
         return replace(draft, q=changed)
 
-    return drawing
+    return sample
 
 
-def halfway_to_uniform(law: ExactDistribution) -> ExactDistribution:
+def halfway_to_uniform(q: ExactDistribution) -> ExactDistribution:
     """Another temperature: every probability halfway to uniform."""
-    return tuple((q_x + Fraction(1, len(law))) / 2 for q_x in law)
+    return tuple((q_x + Fraction(1, len(q))) / 2 for q_x in q)
 
 
-def to_eighths(law: ExactDistribution) -> ExactDistribution:
+def to_eighths(q: ExactDistribution) -> ExactDistribution:
     """Low precision: rounded to eighths, at least one, and normalised."""
-    rounded = [max(1, round(q_x * 8)) for q_x in law]
+    rounded = [max(1, round(q_x * 8)) for q_x in q]
     return tuple(Fraction(r, sum(rounded)) for r in rounded)
 
 
-def draw_in_low_precision(play: EnumeratedStep) -> Draft:
-    """The draft is drawn from a rounded q and judged by the precise one."""
-    q = play.world.q(play.prefix)
-    play.drawn.append(u := play.fresh())
-    return Draft.chain([draw(to_eighths(q), u)], q=[Proposal(as_row(q))])
+def sample_in_low_precision(step: EnumeratedStep) -> Draft:
+    """The draft token is sampled from a rounded q and verified with the precise one."""
+    q = step.model.q(step.prefix)
+    step.draft_noise.append(u := step.new_uniform())
+    return Draft.chain([sample_token(to_eighths(q), u)], q=[Proposal(as_row(q))])
 
 
-def draw_truncated(play: EnumeratedStep) -> Draft:
-    """The draft is drawn from a truncated q (its least likely token never) and judged by the raw one."""
-    q = play.world.q(play.prefix)
+def sample_truncated(step: EnumeratedStep) -> Draft:
+    """The draft token is sampled from q without its least likely token and verified with the full q."""
+    q = step.model.q(step.prefix)
     lowest = q.index(min(q))
-    play.drawn.append(u := play.fresh())
+    step.draft_noise.append(u := step.new_uniform())
     truncated = [Fraction(0) if x == lowest else q_x for x, q_x in enumerate(q)]
-    return Draft.chain([draw(truncated, u)], q=[Proposal(as_row(q))])
+    return Draft.chain([sample_token(truncated, u)], q=[Proposal(as_row(q))])
 
 
-def merge_equal_siblings(play: EnumeratedStep) -> Draft:
-    """Equal tokens drawn twice become one node."""
-    draft = draw_tokens(play)
+def merge_equal_siblings(step: EnumeratedStep) -> Draft:
+    """Equal sampled siblings become one node."""
+    draft = sample_draft(step)
     if len(draft) == 1 or draft.tokens[0] != draft.tokens[1]:
         return draft
     keep = np.array([0, *range(2, len(draft))], dtype=np.int64)
@@ -124,46 +125,44 @@ def merge_equal_siblings(play: EnumeratedStep) -> Draft:
     return replace(draft, tokens=draft.tokens[keep], parents=parents, sampled=draft.sampled[keep])
 
 
-def sort_siblings(play: EnumeratedStep) -> Draft:
-    """Sampled siblings are put in order of their token."""
-    draft = draw_tokens(play)
+def sort_siblings(step: EnumeratedStep) -> Draft:
+    """Sampled siblings are sorted by token."""
+    draft = sample_draft(step)
     tokens = draft.tokens.copy()
     tokens[:2] = np.sort(tokens[:2])
     return replace(draft, tokens=tokens)
 
 
-def drop_by_value(play: EnumeratedStep) -> Draft:
-    """The chain ends before the first token 0, as if it were not worth verifying."""
-    draft = draw_tokens(play)
+def truncate_by_value(step: EnumeratedStep) -> Draft:
+    """The chain ends before the first token 0, as if that token were not worth verifying."""
+    draft = sample_draft(step)
     zeros = np.flatnonzero(draft.tokens == 0)
     return _shortened(draft, int(zeros[0])) if zeros.size else draft
 
 
-def prune_what_was_drawn(play: EnumeratedStep) -> Draft:
-    """The controller takes drawn guesses for chosen ones: as likely as q says, and dropped where they do not
-    pay.
-    """
-    draft = draw_tokens(play)
+def prune_sampled_tokens(step: EnumeratedStep) -> Draft:
+    """The controller treats sampled draft tokens as chosen: it estimates survival by q and prunes them."""
+    draft = sample_draft(step)
     if not draft.sampled.all():
         return draft
-    drawn_from = [draft.q[parent].probs for parent in draft.parents.tolist()]
-    chances = [float(q[token]) for q, token in zip(drawn_from, draft.tokens.tolist(), strict=True)]
-    controller = Controller(StepCost((1, 2), (1.0, 1.5), doubt=0.0))
-    controller.admit("drawn", greedy=False)
-    step = controller.begin_step(["drawn"], rows=1)
-    guesses = replace(
-        Candidates.of([draft], partial(controller.kind, step)),
-        stated=np.array(list(accumulate(chances, mul)), dtype=np.float64),
-        fixed=np.zeros(len(draft), dtype=bool),
+    qs = [draft.q[parent].probs for parent in draft.parents.tolist()]
+    probs = [float(q[token]) for q, token in zip(qs, draft.tokens.tolist(), strict=True)]
+    controller = Controller(StepCost((1, 2), (1.0, 1.5), prior_variance=0.0))
+    controller.admit("request", greedy=False)
+    plan = controller.begin_step(["request"], rows=1)
+    candidates = replace(
+        Candidates.from_drafts([draft], partial(controller.kind, plan)),
+        drafter_survival=np.array(list(accumulate(probs, mul)), dtype=np.float64),
+        mandatory=np.zeros(len(draft), dtype=bool),
     )
-    return _shortened(draft, int(controller.choose(step, guesses).sum()))
+    return _shortened(draft, int(controller.choose(plan, candidates).sum()))
 
 
-def keep_the_likelier(play: EnumeratedStep) -> Draft:
-    """Two guesses are drawn, and the one q favours is kept as if it had been drawn alone."""
-    q = play.world.q(play.prefix)
-    play.drawn.extend([play.fresh(), play.fresh()])
-    token = max((draw(q, u) for u in play.drawn), key=lambda x: q[x])
+def keep_most_likely_sample(step: EnumeratedStep) -> Draft:
+    """Two tokens are sampled, and the one with the higher q is used as if it were the only sample."""
+    q = step.model.q(step.prefix)
+    step.draft_noise.extend([step.new_uniform(), step.new_uniform()])
+    token = max((sample_token(q, u) for u in step.draft_noise), key=lambda x: q[x])
     return Draft.chain([token], q=[Proposal(as_row(q))])
 
 
@@ -179,11 +178,11 @@ def _shortened(draft: Draft, length: int) -> Draft:
     )
 
 
-# --- verifiers with one line wrong
+# --- verifiers with one wrong line
 
 
 def with_last_token(change: Callable[[Forest, Any, int, int], Any]) -> Verifier:
-    """`reject`, but the last token is drawn from other weights: change(forest, p, root, last row)."""
+    """`rejection_sample`, but the next token is sampled from change(forest, p, root, last row)."""
 
     def verify(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
         verdicts = rejection_sample(forest, p, u, v)
@@ -202,160 +201,167 @@ def with_last_token(change: Callable[[Forest, Any, int, int], Any]) -> Verifier:
     return verify
 
 
-def from_p_again(forest: Forest, p: Any, root: int, row: int) -> Any:
-    """The correction comes from p, not from what the refused guess left of it."""
+def resample_from_p(forest: Forest, p: Any, root: int, row: int) -> Any:
+    """The recovered token is sampled from p, not from the residual."""
     return p[row]
 
 
-def bonus_from_the_row_before(forest: Forest, p: Any, root: int, row: int) -> Any:
-    """When all guesses stand, the bonus token is drawn one row too early."""
+def bonus_from_previous_row(forest: Forest, p: Any, root: int, row: int) -> Any:
+    """The bonus token is sampled from the row before."""
     if forest.first_child[row] == NONE and row != root:
         return p[forest.parent[row]]
-    crossing = SiblingVerifier(forest, np.array([row]), p[row : row + 1].copy())
+    siblings = SiblingVerifier(forest, np.array([row]), p[row : row + 1].copy())
     if forest.first_child[row] != NONE:
-        crossing._take_out(np.array([0]), forest.first_child[[row]])
-    return crossing.p[0]
+        siblings._subtract_rejected(np.array([0]), forest.first_child[[row]])
+    return siblings.p[0]
 
 
-def keep_the_refused(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
-    """The first refused guess is kept too, and the token after it is drawn from what it left."""
+def accept_rejected_token(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
+    """The first rejected token is accepted too, and the next token is sampled from its residual."""
     verdicts = rejection_sample(forest, p, u, v)
-    kept = []
+    changed = []
     for root, verdict in zip(forest.roots.tolist(), verdicts, strict=True):
         last = root + (verdict.accepted[-1] + 1 if verdict.accepted else 0)
-        refused = int(forest.first_child[last])
-        extra = () if refused == NONE else (refused - root - 1,)
-        kept.append(Verdict(verdict.accepted + extra, verdict.next_token))
-    return kept
+        rejected = int(forest.first_child[last])
+        extra = () if rejected == NONE else (rejected - root - 1,)
+        changed.append(Verdict(verdict.accepted + extra, verdict.next_token))
+    return changed
 
 
-def stand_by_argmax(u: Any, p_x: Any, q_x: Any, p_mass: Any = 1, q_mass: Any = 1) -> Any:
-    """A guess stands if p favours it, whatever the dice say."""
+def accept_by_argmax(u: Any, p_x: Any, q_x: Any, p_mass: Any = 1, q_mass: Any = 1) -> Any:
+    """A draft token is accepted if its p is at least one half, regardless of u."""
     return p_x * 2 >= p_mass
 
 
-def stand_by_swapped_ratio(u: Any, p_x: Any, q_x: Any, p_mass: Any = 1, q_mass: Any = 1) -> Any:
+def accept_by_swapped_ratio(u: Any, p_x: Any, q_x: Any, p_mass: Any = 1, q_mass: Any = 1) -> Any:
     """min(1, q/p) in place of min(1, p/q)."""
     return u * p_x * q_mass < q_x * p_mass
 
 
-def judge_by_all_of_p(self: SiblingVerifier, at: Any, guesses: Any, u: Any) -> Any:
-    """Siblings are all judged against the whole of p; only the last token comes from what is left."""
-    whole = arrays.read_each_row(self.whole, self.rows[at])  # type: ignore[attr-defined]
+def _verify_siblings_against_full_p(self: SiblingVerifier, at: Any, nodes: Any, u: Any) -> Any:
+    """All siblings are tested against the full p; only the next token comes from the residual."""
+    full_p = arrays.read_each_row(self.full_p, self.rows[at])  # type: ignore[attr-defined]
     p_x = np.array(
-        [row[token] for row, token in zip(whole, self.forest.tokens[guesses], strict=True)], dtype=object
+        [row[token] for row, token in zip(full_p, self.forest.tokens[nodes], strict=True)], dtype=object
     )
-    standing = accepts(u[guesses], p_x, self.forest.q_of(guesses))
-    refused = np.flatnonzero(~standing)
-    if refused.size:
-        self._take_out(at[refused], guesses[refused])
-    return standing
+    accepted = accepts(u[nodes], p_x, self.forest.q_of_tokens(nodes))
+    rejected = np.flatnonzero(~accepted)
+    if rejected.size:
+        self._subtract_rejected(at[rejected], nodes[rejected])
+    return accepted
 
 
-def judging_siblings_by_all_of_p(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
-    """`reject` with that judge, which needs p as it was."""
-    with replaced(SiblingVerifier, "_judge", judge_by_all_of_p), replaced(SiblingVerifier, "whole", p):
+def siblings_against_full_p(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
+    """`rejection_sample` with `_verify_siblings_against_full_p`, which needs the original p."""
+    with (
+        patched(SiblingVerifier, "_verify_siblings", _verify_siblings_against_full_p),
+        patched(SiblingVerifier, "full_p", p),
+    ):
         return rejection_sample(forest, p, u, v)
 
 
-def nothing_drawn_before(self: Forest, guesses: Any) -> Any:
-    """Draws without replacement are taken for draws with it."""
+def ignore_earlier_siblings(self: Forest, nodes: Any) -> Any:
+    """Sampling without replacement is treated as sampling with replacement."""
     return np.array([], dtype=np.int64), np.array([], dtype=np.int64)
 
 
 def residual_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
-    """`block` with the residual of `reject`: max(p - q, 0), whatever the prefix weighs."""
+    """`block_verify` with the residual of `rejection_sample`: max(p - q, 0), without the prefix weight."""
     return arrays.clamp_to_positive(p - arrays.stack(q))
 
 
 def mass_without_weight(p: Any, q: Any, p_mass: Any, q_mass: Any) -> Any:
-    """`block` with a test that takes every prefix to weigh 1."""
+    """`block_verify` with an acceptance test that takes every prefix weight as 1."""
     return residual_mass(p, q, p_mass, p_mass)
 
 
-def greedy_by_ratio(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
-    """Temperature 0, but guesses are judged by the ratio of the probabilities before it."""
-    return rejection_sample(forest, _raw(p), u, v)
+def reject_at_temperature_zero(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
+    """Temperature 0, but draft tokens are verified with the probabilities before temperature."""
+    return rejection_sample(forest, _unwarped(p), u, v)
 
 
-def _raw(p: Any) -> Any:
-    """A point mass with a third of it spread out, as the model's own probabilities are."""
+def _unwarped(p: Any) -> Any:
+    """A point mass with a third of its mass spread uniformly, like the model's own probabilities."""
     return p * Fraction(2, 3) + Fraction(1, 3) / p.shape[1]
 
 
 def _mutant(
     name: str, shapes: tuple[TreeShape, ...], flavours: tuple[str, ...] = ("generic",), **parts: Any
-) -> Subject:
-    """An honest engine but for these parts."""
-    return Subject(name, replace(StepModel(rejection_sample, draw_tokens), **parts), shapes, flavours)
+) -> AuditedVerifier:
+    """A lossless verifier with these parts replaced."""
+    return AuditedVerifier(
+        name, replace(StepModel(rejection_sample, sample_draft), **parts), shapes, flavours
+    )
 
 
 ONE, TWO = CHAINS[:1], CHAINS[1:2]
 MUTANTS = (
-    _mutant("resample with the draft's noise", ONE, share=resample_with_draft_noise),
-    _mutant("resample with the judge's noise", ONE, share=resample_with_judge_noise),
-    _mutant("judge with the draft's noise", ONE, share=judge_with_draft_noise),
-    _mutant("redraw with noise block has seen", TWO, verify=block_verify, carry=noise_of_dropped),
-    _mutant("report a q of another temperature", ONE, draw=report_another_q(halfway_to_uniform)),
-    _mutant("draw in low precision, judge in high", ONE, draw=draw_in_low_precision),
-    _mutant("draw truncated, judge by the raw q", ONE, draw=draw_truncated),
-    _mutant("judge by ratio at temperature 0", ONE, ("greedy",), verify=greedy_by_ratio),
+    _mutant("resample with the draft noise", ONE, share_noise=resample_with_draft_noise),
+    _mutant("resample with the acceptance noise", ONE, share_noise=resample_with_acceptance_noise),
+    _mutant("accept with the draft noise", ONE, share_noise=accept_with_draft_noise),
+    _mutant(
+        "reuse noise that block_verify has tested", TWO, verify=block_verify, carry_noise=noise_of_unverified
+    ),
+    _mutant("report a q of another temperature", ONE, draft=report_another_q(halfway_to_uniform)),
+    _mutant("sample q in low precision, verify in high", ONE, draft=sample_in_low_precision),
+    _mutant("sample a truncated q, verify the full q", ONE, draft=sample_truncated),
+    _mutant("accept by ratio at temperature 0", ONE, ("greedy",), verify=reject_at_temperature_zero),
     _mutant(
         "accept by argmax at temperature > 0",
         ONE,
-        verify=with_replaced(rejection_sample, reject_module, "accepts", stand_by_argmax),
+        verify=with_patched(rejection_sample, rejection_module, "accepts", accept_by_argmax),
     ),
     _mutant(
         "swap p and q in the ratio",
         ONE,
-        verify=with_replaced(rejection_sample, reject_module, "accepts", stand_by_swapped_ratio),
+        verify=with_patched(rejection_sample, rejection_module, "accepts", accept_by_swapped_ratio),
     ),
-    _mutant("cut the draft by a dropped value", TWO, draw=drop_by_value),
-    _mutant("prune what was drawn", TWO, draw=prune_what_was_drawn),
-    _mutant("draw two, keep the likelier", ONE, draw=keep_the_likelier),
-    _mutant("merge equal sampled siblings", PAIRS, draw=merge_equal_siblings),
-    _mutant("sort sampled siblings", PAIRS, draw=sort_siblings),
+    _mutant("truncate the draft by a token value", TWO, draft=truncate_by_value),
+    _mutant("prune sampled draft tokens", TWO, draft=prune_sampled_tokens),
+    _mutant("sample two, keep the more likely", ONE, draft=keep_most_likely_sample),
+    _mutant("merge equal sampled siblings", PAIRS, draft=merge_equal_siblings),
+    _mutant("sort sampled siblings", PAIRS, draft=sort_siblings),
     _mutant(
-        "judge siblings against all of p",
+        "verify siblings against the full p",
         PAIRS,
-        verify=judging_siblings_by_all_of_p,
+        verify=siblings_against_full_p,
     ),
     _mutant(
-        "forget that draws were not replaced",
+        "ignore sampling without replacement",
         PAIRS_WITHOUT,
-        verify=with_replaced(rejection_sample, Forest, "earlier_sampled_siblings", nothing_drawn_before),
+        verify=with_patched(rejection_sample, Forest, "earlier_sampled_siblings", ignore_earlier_siblings),
     ),
-    _mutant("resample from p", ONE, verify=with_last_token(from_p_again)),
-    _mutant("draw the bonus a row too early", ONE, verify=with_last_token(bonus_from_the_row_before)),
-    _mutant("keep the refused guess", ONE, verify=keep_the_refused),
+    _mutant("resample from p", ONE, verify=with_last_token(resample_from_p)),
+    _mutant("sample the bonus token one row early", ONE, verify=with_last_token(bonus_from_previous_row)),
+    _mutant("accept the rejected draft token", ONE, verify=accept_rejected_token),
     _mutant(
-        "block draws as if prefixes weighed 1",
+        "block_verify residual without weights",
         TWO,
-        verify=with_replaced(block_verify, block_module, "residual", residual_without_weight),
+        verify=with_patched(block_verify, block_module, "residual", residual_without_weight),
     ),
     _mutant(
-        "block tests as if prefixes weighed 1",
+        "block_verify test without weights",
         TWO,
-        verify=with_replaced(block_verify, block_module, "residual_mass", mass_without_weight),
+        verify=with_patched(block_verify, block_module, "residual_mass", mass_without_weight),
     ),
 )
 
 
-def catch(subject: Subject) -> Claim:
-    """Whether the enumeration tells the mutant from the target."""
-    return _caught(prove(subject))
+def catch(mutant: AuditedVerifier) -> Claim:
+    """Whether the enumeration distinguishes the mutant from the target."""
+    return _caught(prove(mutant))
 
 
 def _caught(row: Claim) -> Claim:
-    """A mutant is caught where the claim it makes does not hold."""
+    """A mutant is caught if its claim does not hold."""
     return replace(row, kind=ClaimKind.MUTANT, held=not row.held)
 
 
 def lenient_twice(forest: Forest, p: Any, u: Any, v: Any) -> list[Verdict]:
-    """Lenience 1/2 applied twice breaks the bound of lenience 1/2."""
-    return lenient_by(Fraction(1, 4))(forest, p, u, v)
+    """Lenience 1/2 applied twice, which breaks the bound of lenience 1/2."""
+    return with_lenience(Fraction(1, 4))(forest, p, u, v)
 
 
 def catch_bound() -> Claim:
-    """Whether the bound on lenient verifiers is one that can be broken."""
+    """Whether a violation of the lenience bound is caught."""
     return _caught(prove_bound("lenient beyond its bound", lenient_twice, Fraction(1, 2)))

@@ -1,24 +1,24 @@
-"""All exact audits, one row at a time, so that a caller can show them as they come."""
+"""The whole exact audit, row by row, so that callers can report progress."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from forerun.audit.exact.claims import HONEST, Claim, prove, prove_lenient
+from forerun.audit.exact.claims import LOSSLESS_VERIFIERS, Claim, prove, prove_lenient
 from forerun.audit.exact.kernel_checks import compare_kernels
 from forerun.audit.exact.mutants import MUTANTS, catch, catch_bound
-from forerun.audit.exact.token_claims import prove_follow, prove_lenient_greedy, prove_race
+from forerun.audit.exact.token_claims import prove_lenient_greedy, prove_match_target, prove_race
 
-NUM_ROWS = 49
-"""How many rows a whole run has; a test holds it to the truth."""
+NUM_CLAIMS = 49
+"""Number of rows of a whole run; a test checks it."""
 
 
 def run() -> Iterator[Claim]:
-    """Every verifier, kernel and mutant."""
-    yield from prove_follow()
+    """Prove every verifier and kernel, and catch every mutant."""
+    yield from prove_match_target()
     yield from prove_race()
-    yield from (prove(subject) for subject in HONEST)
+    yield from (prove(audited) for audited in LOSSLESS_VERIFIERS)
     yield from prove_lenient()
     yield from prove_lenient_greedy()
     yield from compare_kernels()
@@ -27,7 +27,7 @@ def run() -> Iterator[Claim]:
 
 
 def as_json(row: Claim) -> dict[str, Any]:
-    """A row for machines; what it claims is a key of its own: equal, bounded, agrees or caught."""
+    """A row as JSON; its claim has a key of its own: equal, bounded, agrees or caught."""
     values: dict[str, Any] = {
         "name": row.name,
         "kind": row.kind.name.lower(),
@@ -42,7 +42,7 @@ def as_json(row: Claim) -> dict[str, Any]:
 
 
 def _finding(row: Claim) -> str:
-    """The verdict on a row, for its cell of the table."""
+    """The row's verdict as text."""
     if row.held is None:
         return "not run: needs torch"
     return row.kind.value if row.held else f"NOT {row.kind.value}"

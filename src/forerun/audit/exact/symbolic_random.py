@@ -1,8 +1,8 @@
-"""Random numbers as symbols: comparing one splits the run, and each branch carries its exact weight.
+"""Symbolic random numbers: a comparison splits the run, and each branch carries its exact weight.
 
-A run is replayed once per outcome. Its `Branch` holds the choices to repeat; at the first new choice it
-takes one side and notes the other for later. Symbols remember what earlier comparisons revealed, so noise
-that is used twice gives the correlated outcomes it would give in reality.
+A run is repeated once per outcome. Its `Branch` holds the choices to replay; at the first new choice it takes
+one side and records the other for later. Symbols remember the result of earlier comparisons, so noise that is
+used twice gives correlated outcomes, as it would in reality.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ Number: TypeAlias = Fraction | int
 
 @dataclass
 class Branch:
-    """One outcome of every random choice in a run, its weight, and the sides not taken."""
+    """One outcome of every random choice in a run, its weight, and the sides not yet explored."""
 
     script: tuple[bool, ...] = ()
     weight: Fraction = Fraction(1)
-    taken: list[bool] = field(default_factory=list)
-    others: list[tuple[bool, ...]] = field(default_factory=list)
+    choices: list[bool] = field(default_factory=list)
+    unexplored: list[tuple[bool, ...]] = field(default_factory=list)
 
-    def choose(self, chance: Fraction) -> bool:
-        """True with this chance; a certain outcome is no choice."""
-        if chance <= 0 or chance >= 1:
-            return chance >= 1
-        if len(self.taken) < len(self.script):
-            outcome = self.script[len(self.taken)]
+    def choose(self, probability: Fraction) -> bool:
+        """True with this probability; a certain outcome is not a choice."""
+        if probability <= 0 or probability >= 1:
+            return probability >= 1
+        if len(self.choices) < len(self.script):
+            outcome = self.script[len(self.choices)]
         else:
             outcome = True
-            self.others.append((*self.taken, False))
-        self.taken.append(outcome)
-        self.weight *= chance if outcome else 1 - chance
+            self.unexplored.append((*self.choices, False))
+        self.choices.append(outcome)
+        self.weight *= probability if outcome else 1 - probability
         return outcome
 
 
 class Uniform:
-    """A uniform number in [low, high): the part of [0, 1) that agrees with the comparisons so far."""
+    """A uniform number in [low, high): the part of [0, 1) that is consistent with earlier comparisons."""
 
     __slots__ = ("branch", "high", "low")
 
@@ -47,7 +47,7 @@ class Uniform:
         self.branch, self.low, self.high = branch, low, high
 
     def below(self, threshold: Fraction) -> bool:
-        """Whether it lies below the threshold; afterwards it is known to."""
+        """Whether it lies below the threshold; narrows the interval accordingly."""
         if threshold <= self.low or threshold >= self.high:
             return threshold >= self.high
         outcome = self.branch.choose((threshold - self.low) / (self.high - self.low))
@@ -57,8 +57,8 @@ class Uniform:
             self.low = threshold
         return outcome
 
-    def __mul__(self, factor: Number) -> Scaled:
-        return Scaled(self, Fraction(factor))
+    def __mul__(self, factor: Number) -> ScaledUniform:
+        return ScaledUniform(self, Fraction(factor))
 
     __rmul__ = __mul__
 
@@ -66,7 +66,7 @@ class Uniform:
         return self.below(Fraction(other))
 
 
-class Scaled:
+class ScaledUniform:
     """A uniform number times a constant."""
 
     __slots__ = ("factor", "uniform")
@@ -74,8 +74,8 @@ class Scaled:
     def __init__(self, uniform: Uniform, factor: Fraction) -> None:
         self.uniform, self.factor = uniform, factor
 
-    def __mul__(self, factor: Number) -> Scaled:
-        return Scaled(self.uniform, self.factor * factor)
+    def __mul__(self, factor: Number) -> ScaledUniform:
+        return ScaledUniform(self.uniform, self.factor * factor)
 
     __rmul__ = __mul__
 
@@ -89,9 +89,9 @@ class Scaled:
 
 
 class Clock:
-    """An exponential time, known only through races: given that it rang first, it still is exponential.
+    """An exponential variate, known only through races: given that it was smaller, it is still exponential.
 
-    Its rate grows with every race won. The loser of a race is spent; asking it again is an error, since
+    Its rate grows with every race won. The loser of a race is spent; comparing it again is an error, since
     noise is used once.
     """
 
@@ -106,7 +106,7 @@ class Clock:
 
 
 class ScaledClock:
-    """A clock's time times a constant."""
+    """A clock times a constant."""
 
     __slots__ = ("clock", "factor")
 
@@ -115,20 +115,20 @@ class ScaledClock:
 
     def __lt__(self, other: ScaledClock) -> bool:
         if self.clock.rate is None or other.clock.rate is None:
-            raise ValueError("a clock that lost a race was asked again")
-        mine, theirs = self.clock.rate / self.factor, other.clock.rate / other.factor
-        wins = self.clock.branch.choose(mine / (mine + theirs))
+            raise ValueError("a clock that lost a race was compared again")
+        own_rate, other_rate = self.clock.rate / self.factor, other.clock.rate / other.factor
+        wins = self.clock.branch.choose(own_rate / (own_rate + other_rate))
         winner, loser = (self, other) if wins else (other, self)
-        winner.clock.rate = (mine + theirs) * winner.factor
+        winner.clock.rate = (own_rate + other_rate) * winner.factor
         loser.clock.rate = None
         return wins
 
 
 def outcomes(run: Callable[[Branch], object]) -> Iterator[tuple[object, Fraction]]:
     """Every outcome of a run with its weight."""
-    waiting: list[tuple[bool, ...]] = [()]
-    while waiting:
-        branch = Branch(waiting.pop())
+    pending: list[tuple[bool, ...]] = [()]
+    while pending:
+        branch = Branch(pending.pop())
         result = run(branch)
-        waiting += branch.others
+        pending += branch.unexplored
         yield result, branch.weight

@@ -1,7 +1,7 @@
-"""Claims about single outcomes rather than laws: `follow`, the race, and lenience at temperature 0.
+"""Claims about single outcomes rather than distributions: matching, the race, lenience at temperature 0.
 
-`follow` must emit the target's own tokens whatever was guessed, so every draft meets every target. The race
-must pick x with probability p(x), so it is run on clocks that are symbols.
+`match_target` must emit the target's tokens whatever was drafted, so every draft is verified against every
+target. The race must select x with probability p(x), so it runs on symbolic clocks.
 """
 
 from __future__ import annotations
@@ -24,165 +24,174 @@ from forerun.core.lenient import lenient_greedy
 from forerun.core.match_target import match_target
 from forerun.types import Draft, Verdict
 
-Following: TypeAlias = Callable[[Forest, Any], list[Verdict]]
+TokenMatcher: TypeAlias = Callable[[Forest, Any], list[Verdict]]
 
 PARENTS = (*(chain.parents for chain in CHAINS), *FORKS, *BUSHES)
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """A draft, and the token a target takes after each prefix that the draft holds."""
+class MatchCase:
+    """A draft, and the target's token after each prefix in the draft."""
 
     draft: Draft
     contexts: tuple[Prefix, ...]
-    takes: dict[Prefix, int]
+    target_tokens: dict[Prefix, int]
 
-    def plain(self) -> list[int]:
-        """What plain decoding says, up to the first token after what the draft holds."""
-        said: Prefix = ()
-        while said in self.takes:
-            said = (*said, self.takes[said])
-        return list(said)
+    def baseline(self) -> list[int]:
+        """The tokens of non-speculative decoding, up to the first token past the draft."""
+        prefix: Prefix = ()
+        while prefix in self.target_tokens:
+            prefix = (*prefix, self.target_tokens[prefix])
+        return list(prefix)
 
-    def ends_well(self, verdict: Verdict) -> bool:
-        """Whether the words are those of plain decoding, and all that the draft holds of them.
+    def is_lossless(self, verdict: Verdict) -> bool:
+        """Whether the committed tokens are those of non-speculative decoding, as many as the draft contains.
 
-        Where siblings repeat a token the first is followed, so a longer match behind another may be missed.
+        Where siblings repeat a token the first is matched, so a longer match below another one can be missed.
         """
-        said, plain = verdict.tokens(self.draft), self.plain()
+        committed, baseline = verdict.tokens(self.draft), self.baseline()
         siblings_differ = len(set(self.contexts)) == len(self.contexts)
-        return said == plain if siblings_differ else said == plain[: len(said)]
+        return committed == baseline if siblings_differ else committed == baseline[: len(committed)]
 
 
-def meetings(parents: tuple[int, ...], vocab_size: int) -> Iterator[Meeting]:
+def match_cases(parents: tuple[int, ...], vocab_size: int) -> Iterator[MatchCase]:
     """Every draft of this shape with every target."""
     for tokens in product(range(vocab_size), repeat=len(parents)):
         draft = Draft(np.array(tokens), np.array(parents), np.zeros(len(parents), dtype=bool))
         contexts = ((), *(tuple(tokens[i] for i in draft.path(node)) for node in range(len(parents))))
         distinct = sorted(set(contexts))
-        for taken in product(range(vocab_size), repeat=len(distinct)):
-            yield Meeting(draft, contexts, dict(zip(distinct, taken, strict=True)))
+        for targets in product(range(vocab_size), repeat=len(distinct)):
+            yield MatchCase(draft, contexts, dict(zip(distinct, targets, strict=True)))
 
 
-def same_words(follower: Following) -> tuple[bool, int, int]:
-    """Whether every meeting ends in the words of plain decoding; the cases and outcomes that were tried."""
+def matches_baseline(matcher: TokenMatcher) -> tuple[bool, int, int]:
+    """Whether every case commits the baseline tokens; also the number of cases and outcomes."""
     same, num_cases, num_outcomes = True, 0, 0
     for parents in PARENTS:
         for vocab_size in (2, 3):
             if vocab_size ** (2 * len(parents)) > 20_000:
                 continue
-            met = list(meetings(parents, vocab_size))
-            taken = np.array([meeting.takes[context] for meeting in met for context in meeting.contexts])
-            verdicts = follower(Forest.pack([meeting.draft for meeting in met]), taken)
-            same &= all(meeting.ends_well(verdict) for meeting, verdict in zip(met, verdicts, strict=True))
-            num_cases, num_outcomes = num_cases + 1, num_outcomes + len(met)
+            cases = list(match_cases(parents, vocab_size))
+            targets = np.array([case.target_tokens[context] for case in cases for context in case.contexts])
+            verdicts = matcher(Forest.pack([case.draft for case in cases]), targets)
+            same &= all(case.is_lossless(verdict) for case, verdict in zip(cases, verdicts, strict=True))
+            num_cases, num_outcomes = num_cases + 1, num_outcomes + len(cases)
     return same, num_cases, num_outcomes
 
 
-def follow_without_looking(forest: Forest, taken: Any) -> list[Verdict]:
-    """The first child is kept whatever the target takes."""
-    return match_target(forest, _Unseen(forest, np.asarray(taken)))
+def accept_any_token(forest: Forest, target_tokens: Any) -> list[Verdict]:
+    """Accepts the first child whatever the target token is."""
+    return match_target(forest, _EchoedDraft(forest, np.asarray(target_tokens)))
 
 
-class _Unseen:
-    """Pretends that the target takes whatever was guessed first."""
+class _EchoedDraft:
+    """Target tokens that always equal the first draft token."""
 
-    def __init__(self, forest: Forest, taken: Any) -> None:
-        self.forest, self.taken = forest, taken
+    def __init__(self, forest: Forest, target_tokens: Any) -> None:
+        self.forest, self.target_tokens = forest, target_tokens
 
     def __getitem__(self, rows: Any) -> Any:
         child = self.forest.first_child[rows]
-        return np.where(child == NONE, self.taken[rows], self.forest.tokens[child])
+        return np.where(child == NONE, self.target_tokens[rows], self.forest.tokens[child])
 
 
-def follow_one_row_late(forest: Forest, taken: Any) -> list[Verdict]:
-    """Each guess is held against what the target takes after it, not before."""
-    later = np.append(np.asarray(taken)[1:], 0)
+def match_one_row_late(forest: Forest, target_tokens: Any) -> list[Verdict]:
+    """Compares each draft token with the target token after it, not before."""
+    later = np.append(np.asarray(target_tokens)[1:], 0)
     return match_target(forest, later)
 
 
-def prove_follow() -> Iterator[Claim]:
-    """`follow`, and two ways to get it wrong."""
-    same, num_cases, num_outcomes = same_words(match_target)
-    yield Claim("follow, chains and trees", ClaimKind.LOSSLESS, same, num_cases, num_outcomes)
+def prove_match_target() -> Iterator[Claim]:
+    """`match_target`, and two mutants of it."""
+    same, num_cases, num_outcomes = matches_baseline(match_target)
+    yield Claim("match_target, chains and trees", ClaimKind.LOSSLESS, same, num_cases, num_outcomes)
     for name, mutant in (
-        ("follow without looking", follow_without_looking),
-        ("follow a row late", follow_one_row_late),
+        ("match_target accepts any token", accept_any_token),
+        ("match_target one row late", match_one_row_late),
     ):
-        same, num_cases, num_outcomes = same_words(mutant)
+        same, num_cases, num_outcomes = matches_baseline(mutant)
         yield Claim(name, ClaimKind.MUTANT, not same, num_cases, num_outcomes)
 
 
-def race_law(racer: Callable[[Sequence[Any], Sequence[Any]], int]) -> tuple[Fraction, int, int]:
-    """The largest distance between p and the law of the winner; cases and outcomes."""
-    furthest, num_cases, num_outcomes = Fraction(0), 0, 0
+def race_distance(race: Callable[[Sequence[Any], Sequence[Any]], int]) -> tuple[Fraction, int, int]:
+    """The largest distance between p and the winner's distribution; also the number of cases and outcomes."""
+    max_distance, num_cases, num_outcomes = Fraction(0), 0, 0
     for vocab_size, seed, flavour in product((2, 3, 4), range(6), ("generic", "sparse")):
         p = ToyModel(vocab_size, seed, flavour).p(())
-        law: dict[int, Fraction] = defaultdict(Fraction)
+        winners: dict[int, Fraction] = defaultdict(Fraction)
 
         def run(branch: Branch, p: Sequence[Fraction] = p) -> int:
-            return racer(p, [Clock(branch) for _ in p])
+            return race(p, [Clock(branch) for _ in p])
 
         for winner, weight in outcomes(run):
-            law[int(str(winner))] += weight
+            winners[int(str(winner))] += weight
             num_outcomes += 1
-        furthest = max(furthest, sum((abs(law[x] - p_x) for x, p_x in enumerate(p)), Fraction(0)) / 2)
+        max_distance = max(
+            max_distance, sum((abs(winners[x] - p_x) for x, p_x in enumerate(p)), Fraction(0)) / 2
+        )
         num_cases += 1
-    return furthest, num_cases, num_outcomes
+    return max_distance, num_cases, num_outcomes
 
 
 def race_unweighted(p: Sequence[Any], clocks: Sequence[Any]) -> int:
-    """The first clock to ring among the possible tokens, whatever p says."""
+    """A race that ignores p except for its zeros."""
     return exponential_race([int(p_x > 0) for p_x in p], clocks)
 
 
 def prove_race() -> Iterator[Claim]:
-    """The target's own draw, and one that forgets p."""
-    distance, num_cases, num_outcomes = race_law(exponential_race)
+    """The exponential race, and a mutant that ignores p."""
+    distance, num_cases, num_outcomes = race_distance(exponential_race)
     yield Claim(
-        "race, the target's own draw", ClaimKind.LOSSLESS, distance == 0, num_cases, num_outcomes, distance
+        "exponential_race, sampling from p",
+        ClaimKind.LOSSLESS,
+        distance == 0,
+        num_cases,
+        num_outcomes,
+        distance,
     )
-    distance, num_cases, num_outcomes = race_law(race_unweighted)
-    yield Claim("race without p", ClaimKind.MUTANT, distance > 0, num_cases, num_outcomes, distance)
+    distance, num_cases, num_outcomes = race_distance(race_unweighted)
+    yield Claim(
+        "exponential_race without p", ClaimKind.MUTANT, distance > 0, num_cases, num_outcomes, distance
+    )
 
 
-def keeps_within(judge: Callable[..., list[Verdict]], lenience: Fraction) -> tuple[bool, int]:
-    """Whether every kept guess has p at least l times the largest and the last token is the most likely."""
-    kept_within, num_outcomes = True, 0
+def stays_within_bound(verifier: Callable[..., list[Verdict]], lenience: Fraction) -> tuple[bool, int]:
+    """Whether every accepted token has p at least l times the maximum and the next token is the argmax."""
+    within, num_outcomes = True, 0
     for parents, vocab_size, seed in product(PARENTS, (2, 3), range(3)):
         if vocab_size ** len(parents) > 100:
             continue
-        world = ToyModel(vocab_size, seed)
+        model = ToyModel(vocab_size, seed)
         drafts = [
             Draft(np.array(tokens), np.array(parents), np.zeros(len(parents), dtype=bool))
             for tokens in product(range(vocab_size), repeat=len(parents))
         ]
         paths = [((), *(tuple(int(d.tokens[i]) for i in d.path(n)) for n in range(len(d)))) for d in drafts]
-        p = np.stack([as_row(world.p(context)) for contexts in paths for context in contexts])
-        verdicts = judge(Forest.pack(drafts), p, np.array([lenience] * len(drafts), dtype=object))
+        p = np.stack([as_row(model.p(context)) for contexts in paths for context in contexts])
+        verdicts = verifier(Forest.pack(drafts), p, np.array([lenience] * len(drafts), dtype=object))
         for draft, verdict in zip(drafts, verdicts, strict=True):
-            said = tuple(verdict.tokens(draft))
-            laws = [world.p(said[:i]) for i in range(len(said))]
-            kept_within &= all(law[x] >= lenience * max(law) for x, law in zip(said, laws, strict=True))
-            kept_within &= laws[-1][said[-1]] == max(laws[-1])
+            tokens = tuple(verdict.tokens(draft))
+            ps = [model.p(tokens[:i]) for i in range(len(tokens))]
+            within &= all(p[x] >= lenience * max(p) for x, p in zip(tokens, ps, strict=True))
+            within &= ps[-1][tokens[-1]] == max(ps[-1])
         num_outcomes += len(drafts)
-    return kept_within, num_outcomes
+    return within, num_outcomes
 
 
 def lenient_greedy_as_printed(forest: Forest, p: Any, lenience: Any) -> list[Verdict]:
-    """The paper's misprint: a guess stands while p(x) <= l max(p)."""
-    favoured = (p <= p.max(-1, keepdims=True) * lenience[0]).astype(object)
-    return lenient_greedy(forest, favoured + Fraction(1), lenience / lenience)
+    """The paper's misprint: accepts while p(x) <= l max(p)."""
+    accepted = (p <= p.max(-1, keepdims=True) * lenience[0]).astype(object)
+    return lenient_greedy(forest, accepted + Fraction(1), lenience / lenience)
 
 
 def prove_lenient_greedy() -> Iterator[Claim]:
     """Lenience at temperature 0, and its misprint."""
     for lenience in (Fraction(1), Fraction(1, 2)):
-        within, num_outcomes = keeps_within(lenient_greedy, lenience)
+        within, num_outcomes = stays_within_bound(lenient_greedy, lenience)
         yield Claim(
             f"lenient at temperature 0, l = {lenience}", ClaimKind.LOSSY, within, len(PARENTS), num_outcomes
         )
-    within, num_outcomes = keeps_within(lenient_greedy_as_printed, Fraction(1, 2))
+    within, num_outcomes = stays_within_bound(lenient_greedy_as_printed, Fraction(1, 2))
     yield Claim(
         "lenient at temperature 0, misprinted", ClaimKind.MUTANT, not within, len(PARENTS), num_outcomes
     )

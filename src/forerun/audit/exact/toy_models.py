@@ -1,4 +1,4 @@
-"""Small worlds to enumerate: targets, drafts and the trees that are guessed in them."""
+"""Small models to enumerate: targets, drafts and tree shapes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ExactDistribution: TypeAlias = tuple[Fraction, ...]
 
 @dataclass(eq=False)
 class ToyModel:
-    """A target p and a draft q over a tiny vocabulary; both depend on every token before.
+    """A target p and a draft q over a tiny vocabulary; both depend on the whole prefix.
 
-    Tables are made on demand from the seed. `flavour` chooses how they relate: anything goes, many zeros,
-    q equal to p, or a target that is greedy.
+    Distributions are generated on demand from the seed. `flavour` selects how they relate: generic, sparse
+    (many zeros), equal (q = p), or greedy (p is a point mass).
     """
 
     vocab_size: int
@@ -28,48 +28,48 @@ class ToyModel:
     _tables: dict[tuple[str, Prefix], ExactDistribution] = field(default_factory=dict)
 
     def p(self, prefix: Prefix) -> ExactDistribution:
-        """What the target says after this prefix."""
-        law = self._table("p", prefix)
-        return point_mass(law) if self.flavour == "greedy" else law
+        """The target's distribution after this prefix."""
+        p = self._table("p", prefix)
+        return point_mass(p) if self.flavour == "greedy" else p
 
     def q(self, prefix: Prefix) -> ExactDistribution:
-        """What the draft says after this prefix; without zeros, unless zeros are the flavour."""
+        """The draft's distribution after this prefix; strictly positive unless the flavour is sparse."""
         return self.p(prefix) if self.flavour == "equal" else self._table("q", prefix)
 
     def p_row(self, prefix: Prefix) -> npt.NDArray[np.object_]:
-        """The target's law as an array."""
+        """The target's distribution as an array."""
         return as_row(self.p(prefix))
 
     def _table(self, which: str, prefix: Prefix) -> ExactDistribution:
         key = (which, prefix)
         if key not in self._tables:
-            dice = random.Random(f"{self.seed} {which} {prefix}")  # noqa: S311
+            rng = random.Random(f"{self.seed} {which} {prefix}")  # noqa: S311
             lowest = int(which == "q" or self.flavour == "equal")
-            while sum(weights := [dice.randint(lowest, 5) for _ in range(self.vocab_size)]) == 0:
+            while sum(weights := [rng.randint(lowest, 5) for _ in range(self.vocab_size)]) == 0:
                 pass
             if self.flavour == "sparse":
-                weights = [w if dice.random() < 0.6 else 0 for w in weights]
-                weights[dice.randrange(self.vocab_size)] += 1
+                weights = [w if rng.random() < 0.6 else 0 for w in weights]
+                weights[rng.randrange(self.vocab_size)] += 1
             self._tables[key] = tuple(Fraction(w, sum(weights)) for w in weights)
         return self._tables[key]
 
 
-def point_mass(law: ExactDistribution) -> ExactDistribution:
-    """All on the first most likely token."""
-    best = law.index(max(law))
-    return tuple(Fraction(int(x == best)) for x in range(len(law)))
+def point_mass(distribution: ExactDistribution) -> ExactDistribution:
+    """A point mass on the first most likely token."""
+    best = distribution.index(max(distribution))
+    return tuple(Fraction(int(x == best)) for x in range(len(distribution)))
 
 
-def as_row(law: ExactDistribution) -> npt.NDArray[np.object_]:
-    """A law as the kind of array core takes."""
-    row = np.empty(len(law), dtype=object)
-    row[:] = law
+def as_row(distribution: ExactDistribution) -> npt.NDArray[np.object_]:
+    """A distribution as the array type that `core` takes."""
+    row = np.empty(len(distribution), dtype=object)
+    row[:] = distribution
     return row
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """A tree to guess: its parents, which nodes are sampled, and whether with replacement."""
+    """The shape of a draft: its parents, which nodes are sampled, and whether with replacement."""
 
     name: str
     parents: tuple[int, ...]
@@ -80,12 +80,12 @@ class TreeShape:
     def tree(
         cls, name: str, parents: tuple[int, ...], chosen: tuple[int, ...] = (), *, replacement: bool = True
     ) -> TreeShape:
-        """A tree whose nodes are sampled but for the chosen ones."""
+        """A tree in which all nodes except the chosen ones are sampled."""
         return cls(name, parents, tuple(i not in chosen for i in range(len(parents))), replacement)
 
 
 CHAINS = tuple(TreeShape.tree(f"chain of {n}", tuple(range(-1, n - 1))) for n in (1, 2, 3))
-ONE_CHOSEN = TreeShape.tree("one chosen guess", (-1,), (0,))
+ONE_CHOSEN = TreeShape.tree("one chosen draft token", (-1,), (0,))
 CHOSEN_CHAINS = (
     TreeShape.tree("chosen chain of 3", (-1, 0, 1), (0, 1, 2)),
     TreeShape.tree("chain, chosen in the middle", (-1, 0, 1), (1,)),
@@ -95,7 +95,7 @@ BUSHES = ((-1, -1, 0, 1), (-1, -1, 0, 0, 1, 1))
 
 
 def trees(*, replacement: bool) -> tuple[TreeShape, ...]:
-    """Trees of sampled nodes, up to six of them."""
+    """Trees of up to six sampled nodes."""
     how = "with" if replacement else "without"
     return tuple(
         TreeShape.tree(f"tree of {len(parents)} {how} replacement", parents, replacement=replacement)

@@ -1,1 +1,1 @@
-"""Do two servers say the same tokens? At temperature 0, and with seeds."""
+"""Audits of identical output, token for token: at temperature 0, and with seeds."""

@@ -1,4 +1,4 @@
-"""Two servers' answers to the same requests, side by side, up to where they first part."""
+"""Pairs of outputs of two servers for the same request, compared up to their first difference."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from forerun.servers.endpoint import END, Completion, Endpoint, Prompt, Token
 from forerun.types import SamplingParams
 
 AnswerSource = Callable[[Prompt, SamplingParams, int], Completion]
-"""Who answers: a server, or a model in this process."""
+"""Produces the output for a request: a server, or a model in this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPair:
-    """Two answers to one request. `at` is where they first differ, if they do."""
+    """The outputs of the baseline and of the candidate for one request."""
 
     prompt: Prompt
     sampling: SamplingParams
@@ -24,42 +24,42 @@ class AnswerPair:
     num_accepted: int | None = None
 
     @property
-    def at(self) -> int | None:
-        """The first position at which the answers differ; one that ends early ends with `END`."""
-        one, other = (self._ended(each) for each in (self.baseline, self.candidate))
+    def position(self) -> int | None:
+        """The first position at which the outputs differ, if any; the shorter one is padded with `END`."""
+        one, other = (self._padded(each) for each in (self.baseline, self.candidate))
         return next((at for at, (x, y) in enumerate(zip(one, other, strict=True)) if x != y), None)
 
-    def _ended(self, tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    def _padded(self, tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         longest = max(len(self.baseline), len(self.candidate))
         return tokens + (END,) * (longest - len(tokens))
 
-    def parting(self) -> tuple[Token, Token]:
-        """The two tokens that differ, the plain one first."""
-        at = self.at
+    def differing_tokens(self) -> tuple[Token, Token]:
+        """The first two tokens that differ: the baseline's and the candidate's."""
+        at = self.position
         assert at is not None
-        return self._ended(self.baseline)[at], self._ended(self.candidate)[at]
+        return self._padded(self.baseline)[at], self._padded(self.candidate)[at]
 
 
-def speaker_of(server: Endpoint) -> AnswerSource:
-    """A server's way to answer."""
+def server_source(server: Endpoint) -> AnswerSource:
+    """Outputs requested from a server."""
     return lambda prompt, sampling, num_tokens: server.complete(prompt, sampling, num_tokens)[0]
 
 
-def ask_both(
+def request_pairs(
     requests: Sequence[tuple[Prompt, SamplingParams]],
-    plain: AnswerSource,
-    tested: AnswerSource,
-    num_tokens: int,
-    at_once: int,
+    baseline: AnswerSource,
+    candidate: AnswerSource,
+    max_tokens: int,
+    concurrency: int,
 ) -> Iterator[AnswerPair]:
-    """Ask both for every request, so many at once; pairs come in the order of the requests."""
+    """Send every request to both, with `concurrency` requests in flight; pairs keep the order of requests."""
 
-    def ask(request: tuple[Prompt, SamplingParams]) -> AnswerPair:
-        one, other = plain(*request, num_tokens), tested(*request, num_tokens)
+    def send(request: tuple[Prompt, SamplingParams]) -> AnswerPair:
+        one, other = baseline(*request, max_tokens), candidate(*request, max_tokens)
         prompt, sampling = request
         ids = prompt.ids or one.prompt_ids or other.prompt_ids
         return AnswerPair(
             Prompt(prompt.text, ids), sampling, one.tokens, other.tokens, num_accepted=other.num_accepted
         )
 
-    return map_concurrent(ask, requests, at_once)
+    return map_concurrent(send, requests, concurrency)

@@ -1,8 +1,9 @@
-"""Sampled with the same seed: how often may honest servers part?
+"""How often outputs sampled with the same seed may diverge because of rounding.
 
-The same noise picks another token only where the two laws differ, and two servers whose laws are epsilon
-apart part at a place with a chance of at most 2 epsilon / (1 + epsilon), if they pick as a race does (vLLM).
-Bettors bet that it is more often, so the evidence is an e-value, as in the sampled audit.
+With the same noise, two servers sample different tokens only where their distributions differ. If they sample
+by an exponential race (vLLM) from distributions at total variation distance epsilon, they diverge at a
+position with probability at most 2 epsilon / (1 + epsilon). Bettors bet on a higher rate, so the evidence is
+an e-value, as in the sampled audit.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from forerun.audit.parity.answer_pairs import AnswerPair
-from forerun.audit.rounding_error import rounded, without_rules
+from forerun.audit.rounding_error import add_rounding_errors, without_logits_processors
 from forerun.audit.sampled.against_model import TokenReader
-from forerun.audit.sampled.betting import wealth
+from forerun.audit.sampled.betting import log_mean_wealth
 from forerun.core.batch_sampling import BatchSampling
 from forerun.core.logits_processors import RowContext, TokenHistory, apply_logits_processors
 from forerun.core.logits_warper import probabilities
@@ -26,37 +27,37 @@ if TYPE_CHECKING:
 _RATES: Final = np.array([0.01, 0.03, 0.1, 0.3, 0.9])
 
 
-def can_say(model: Reference, read: TokenReader, pair: AnswerPair, sigma: float) -> bool:
-    """Whether the token that the tested server said, where the answers part, is one it may say at all."""
-    at = pair.at
+def can_emit(model: Reference, read: TokenReader, pair: AnswerPair, sigma: float) -> bool:
+    """Whether the candidate's token at the first difference has a positive probability, up to rounding."""
+    at = pair.position
     assert at is not None
-    path, (token,) = read(pair.baseline[:at]), read([pair.parting()[1]])
-    logits = model.after(pair.prompt.ids, [path]).float()
+    prefix, (token,) = read(pair.baseline[:at]), read([pair.differing_tokens()[1]])
+    logits = model.after(pair.prompt.ids, [prefix]).float()
     apply_logits_processors(
-        logits, BatchSampling.of([pair.sampling]), [RowContext(TokenHistory(pair.prompt.ids), path)]
+        logits, BatchSampling.of([pair.sampling]), [RowContext(TokenHistory(pair.prompt.ids), prefix)]
     )
-    moved = rounded(logits, sigma).flatten(0, 1)
-    p = probabilities(moved, BatchSampling.of([without_rules(pair.sampling)] * len(moved)))
+    moved = add_rounding_errors(logits, sigma).flatten(0, 1)
+    p = probabilities(moved, BatchSampling.of([without_logits_processors(pair.sampling)] * len(moved)))
     return bool((p[:, token] > 0).any())
 
 
-def parting_chance(epsilon: float) -> float:
-    """How often laws that are epsilon apart part, at the most."""
+def max_divergence_probability(epsilon: float) -> float:
+    """The largest divergence rate of distributions at total variation distance epsilon."""
     return 2 * epsilon / (1 + epsilon)
 
 
 class DivergenceTest:
-    """The wealth of those who bet that answers part more often than rounding explains."""
+    """Bets that outputs diverge more often than rounding explains."""
 
     def __init__(self) -> None:
         self._logs = np.zeros(len(_RATES))
 
-    def hear(self, parted: bool, chance: float) -> None:
-        """One more token that both said after the same text."""
-        rates = np.maximum(_RATES, chance)
-        self._logs += np.log(rates / chance) if parted else np.log((1 - rates) / (1 - chance))
+    def observe(self, diverged: bool, probability: float) -> None:
+        """Add one position at which both sampled a token after the same prefix."""
+        rates = np.maximum(_RATES, probability)
+        self._logs += np.log(rates / probability) if diverged else np.log((1 - rates) / (1 - probability))
 
     @property
     def evidence(self) -> float:
-        """The logarithm (base 10) of what they own."""
-        return wealth(self._logs) / math.log(10)
+        """The e-value (log10)."""
+        return log_mean_wealth(self._logs) / math.log(10)

@@ -1,9 +1,9 @@
-"""Who decides whether two answers parted over a tie: the reference, in float32.
+"""Classifies first differences of greedy outputs as near-ties or faults, with a reference model in float32.
 
-Where a server in a lower precision takes another token than one in float32 would, the two were close. How
-close is a matter of the precision: the same model is run in it here, over the end of the same text, and the
-largest error it makes in the difference of two likely logits is what one server may be off by. Two servers
-may be off by the sum.
+A server in a lower precision picks another token than float32 only if the two logits are close. The bound on
+"close" is measured: the reference model runs in the server's precision over the end of the same text, and the
+largest error in the difference of two likely logits bounds the error of one server. The errors of two servers
+add up.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ if TYPE_CHECKING:
     from forerun.models.reference import Reference
 
 PRECISIONS: Final = ("bfloat16", "float16", "float32")
-"""Names of torch's types in which the reference can be run."""
+"""The torch dtypes in which the reference model can run."""
 
 _WINDOW: Final = 32
-_LIKELY: Final = 5
+_NUM_LIKELY: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class TieRuling:
-    """How far apart two tokens are where answers parted, and how far rounding can move them."""
+    """The logit gap of two tokens at a first difference, and the largest gap that rounding explains."""
 
     gap: float
     bound: float
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains it."""
+        """Whether rounding explains the difference."""
         return self.gap <= self.bound
 
 
 class NearTieReferee:
-    """Rules on places where answers part."""
+    """Classifies the first difference of two outputs by the float32 logits of a reference model."""
 
     def __init__(self, model: Reference, precisions: Sequence[str], bound: float | None = None) -> None:
         if bound is None and (unknown := [each for each in precisions if each not in PRECISIONS]):
             raise ConfigurationError(
-                f"precision {unknown[0]} cannot be run here; there are {', '.join(PRECISIONS)}: for another,"
-                " give the bound itself"
+                f"precision {unknown[0]} is not supported; expected one of {', '.join(PRECISIONS)}: for"
+                " another, set the near-tie bound with --bound"
             )
         self._model = model
         self._precisions = [] if bound is not None else [getattr(torch, each) for each in precisions]
         self._bound = bound
-        self._in: dict[torch.dtype, Reference] = {model.dtype: model}
-        self.read = TokenReader(model)
+        self._models: dict[torch.dtype, Reference] = {model.dtype: model}
+        self.read_tokens = TokenReader(model)
 
-    def rule(
+    def classify(
         self,
         prompt: Sequence[int],
-        said: Sequence[Token],
+        prefix: Sequence[Token],
         tokens: tuple[Token, Token],
         sampling: SamplingParams,
     ) -> TieRuling:
-        """Rule on two tokens after a prompt and what both answers said."""
-        path = self.read(said)
-        (one,), (other,) = (self.read([token]) for token in tokens)
+        """Classify two tokens that follow the same prompt and prefix."""
+        path = self.read_tokens(prefix)
+        (one,), (other,) = (self.read_tokens([token]) for token in tokens)
         logits = self._model.after(prompt, [path]).float()
         apply_logits_processors(
             logits, BatchSampling.of([sampling]), [RowContext(TokenHistory(prompt), path)]
@@ -80,21 +80,21 @@ class NearTieReferee:
         return TieRuling(gap, sum(self._error(text, dtype) for dtype in self._precisions))
 
     def _error(self, text: Sequence[int], dtype: torch.dtype) -> float:
-        """The largest error of a precision in the difference of two likely logits, near the end of a text."""
+        """The largest error of a dtype in the difference of two likely logits, near the end of a text."""
         better = torch.float64 if dtype == torch.float32 else torch.float32
         num = min(_WINDOW, len(text))
-        exact, rough = (self._running(each).along(text, num).double() for each in (better, dtype))
-        likely = exact.topk(min(_LIKELY, exact.shape[1])).indices
+        exact, rough = (self._model_in(each).prefix_logits(text, num).double() for each in (better, dtype))
+        likely = exact.topk(min(_NUM_LIKELY, exact.shape[1])).indices
         errors = (rough - exact).gather(1, likely)
         return float((errors.amax(1) - errors.amin(1)).max())
 
-    def _running(self, dtype: torch.dtype) -> Reference:
-        if dtype not in self._in:
-            self._in[dtype] = type(self._model)(self._model.name, dtype)
-        return self._in[dtype]
+    def _model_in(self, dtype: torch.dtype) -> Reference:
+        if dtype not in self._models:
+            self._models[dtype] = type(self._model)(self._model.name, dtype)
+        return self._models[dtype]
 
     @cached_property
-    def told(self) -> str:
+    def definition(self) -> str:
         """The definition of a near-tie in this audit."""
         if self._bound is not None:
             return f"near-tie: logits at most {self._bound:g} apart in float32, as given by --bound"

@@ -1,4 +1,4 @@
-"""`forerun audit greedy` and `forerun audit seeded`: the same tokens, and if not, was it rounding?"""
+"""`forerun audit greedy` and `forerun audit seeded`: identical output, up to what rounding explains."""
 
 from __future__ import annotations
 
@@ -8,43 +8,41 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from forerun.audit.parity.answer_pairs import AnswerPair
-from forerun.audit.parity.divergence_rate import DivergenceTest, parting_chance
+from forerun.audit.parity.divergence_rate import DivergenceTest, max_divergence_probability
 from forerun.audit.parity.near_ties import NearTieReferee
 from forerun.audit.report import INTERRUPTED, AuditReport, AuditVerdict, power_of_ten
 from forerun.errors import ForerunError
-from forerun.servers.endpoint import Token
 
 COLUMNS = {
     "name": "request",
     "finding": "",
     "num_tokens": "tokens",
-    "at": "differs at",
-    "plain": "baseline",
-    "tested": "candidate",
+    "position": "differs at",
+    "baseline": "baseline",
+    "candidate": "candidate",
     "gap": "logit gap",
     "bound": "near-tie up to",
 }
 
-
 _SEEDED_NOTE = (
     "with the same noise, two servers sample different tokens where rounding shifts their distributions;"
-    " identical tokens are to be expected only if both compute in float32"
+    " expect identical tokens only if both compute in float32"
 )
 
 
-class Allowance(Protocol):
-    """How much rounding may move logits, and the law at the places of an answer."""
+class RoundingAllowance(Protocol):
+    """Measures how much rounding may change logits (sigma) and distributions (epsilon) for a request."""
 
     def __call__(self, pair: AnswerPair) -> tuple[float, float]:
-        """sigma and epsilon."""
+        """Return sigma and epsilon."""
 
 
-def judge_greedy(
-    pairs: Iterable[AnswerPair], referee: NearTieReferee | None, watch: Callable[[int], None]
+def compare_greedy(
+    pairs: Iterable[AnswerPair], referee: NearTieReferee | None, progress: Callable[[int], None]
 ) -> AuditReport:
-    """Classify every first difference: a near-tie or a difference; undecided without a reference."""
+    """Classify every first difference as a near-tie or a difference; without a referee it stays undecided."""
     rows: list[dict[str, Any]] = []
-    unfinished = _each(pairs, lambda pair: rows.append(_greedy_row(pair, len(rows) + 1, referee)), watch)
+    unfinished = _each(pairs, lambda pair: rows.append(_greedy_row(pair, len(rows) + 1, referee)), progress)
     found = Counter(row["finding"] for row in rows)
     finding, reason = _greedy_verdict(found, len(rows), unfinished)
     return AuditReport(
@@ -54,7 +52,7 @@ def judge_greedy(
         rows=tuple(rows),
         columns=COLUMNS,
         num_samples=len(rows),
-        notes=() if referee is None or not found - Counter(same=len(rows)) else (referee.told,),
+        notes=() if referee is None or not found - Counter(same=len(rows)) else (referee.definition,),
         details={"findings": dict(found), "num_tokens": sum(row["num_tokens"] for row in rows)},
     )
 
@@ -63,107 +61,107 @@ def _greedy_verdict(found: Counter[str], num: int, unfinished: str) -> tuple[Aud
     if found["difference"]:
         return (
             AuditVerdict.DIFFERENT,
-            f"{found['difference']} of {num} answers differ where rounding does not explain it",
+            f"{found['difference']} of {num} outputs differ in a way that rounding does not explain",
         )
     if unfinished or not num:
-        return AuditVerdict.OPEN, _unfinished(unfinished, num)
+        return AuditVerdict.NO_VERDICT, _unfinished(unfinished, num)
     if found["undecided"]:
-        return AuditVerdict.OPEN, (
-            f"{found['undecided']} of {num} answers differ; give --reference MODEL to separate near-ties from"
+        return AuditVerdict.NO_VERDICT, (
+            f"{found['undecided']} of {num} outputs differ; give --reference MODEL to separate near-ties from"
             " faults"
         )
     if near := found["near-tie"]:
         return AuditVerdict.ROUNDING, (
-            f"{near} of {num} answers differ, each first at a near-tie; the other {num - near} are identical,"
+            f"{near} of {num} outputs differ, each first at a near-tie; the other {num - near} are identical,"
             " token for token"
         )
-    return AuditVerdict.SAME, f"all {num} answers are identical, token for token"
+    return AuditVerdict.SAME, f"all {num} outputs are identical, token for token"
 
 
 def _unfinished(reason: str, num: int) -> str:
-    """Why there is no verdict, and after an interrupt how much was compared."""
+    """Why there is no verdict; after an interrupt, also how many outputs were compared."""
     if reason == INTERRUPTED:
-        return f"{reason} after {num} answers; run it again, with --num-prompts for fewer"
+        return f"{reason} after {num} outputs; run it again, with --num-prompts for fewer"
     return reason or "no request was sent"
 
 
 def _greedy_row(pair: AnswerPair, number: int, referee: NearTieReferee | None) -> dict[str, Any]:
     row = _row(pair, number)
-    at = pair.at
+    at = pair.position
     if at is None:
         return row
     if referee is None:
         return row | {"finding": "undecided"}
-    ruling = referee.rule(pair.prompt.ids, pair.baseline[:at], pair.parting(), pair.sampling)
+    ruling = referee.classify(pair.prompt.ids, pair.baseline[:at], pair.differing_tokens(), pair.sampling)
     found = "near-tie" if ruling.near_tie else "difference"
     return row | {"finding": found, "gap": ruling.gap, "bound": ruling.bound}
 
 
-def judge_seeded(
+def compare_seeded(
     pairs: Iterable[AnswerPair],
-    allowance: Allowance,
+    allowance: RoundingAllowance,
     possible: Callable[[AnswerPair, float], bool] | None,
     error_rate: float,
-    watch: Callable[[int], None],
+    progress: Callable[[int], None],
 ) -> AuditReport:
-    """Whether answers with the same seed part more often than rounding explains.
+    """Test whether outputs with the same seed diverge more often than rounding explains.
 
-    Where `possible` says that a token is not allowed at all by the reference, the row says so: a hint.
+    A row is marked if `possible` finds that the candidate's token has probability 0 under the reference.
     """
     rows: list[dict[str, Any]] = []
     bets = DivergenceTest()
     trace: list[tuple[int, float]] = []
 
-    def take(pair: AnswerPair) -> None:
+    def compare(pair: AnswerPair) -> None:
         row = _row(pair, len(rows) + 1)
         sigma, epsilon = allowance(pair)
-        for place in range(row["num_tokens"]):
-            bets.hear(place == pair.at, parting_chance(epsilon))
-        if pair.at is not None:
-            ruled_out = possible is not None and not possible(pair, sigma)
-            row["finding"] = "parted, and not as allowed" if ruled_out else "parted"
+        for position in range(row["num_tokens"]):
+            bets.observe(position == pair.position, max_divergence_probability(epsilon))
+        if pair.position is not None:
+            impossible = possible is not None and not possible(pair, sigma)
+            row["finding"] = "differs, token has probability 0" if impossible else "differs"
         rows.append(row | {"epsilon": epsilon})
         trace.append((sum(each["num_tokens"] for each in rows), bets.evidence))
 
-    unfinished = _each(pairs, take, watch)
-    parted = sum(row["finding"] != "same" for row in rows)
+    unfinished = _each(pairs, compare, progress)
+    num_differing = sum(row["finding"] != "same" for row in rows)
     highest = max((evidence for _, evidence in trace), default=0.0)
     if highest >= -math.log10(error_rate):
         finding, reason = (
             AuditVerdict.DIFFERENT,
-            f"{parted} of {len(rows)} answers differ: more than rounding explains",
+            f"{num_differing} of {len(rows)} outputs differ, more than rounding explains",
         )
     elif unfinished or not rows:
-        finding, reason = AuditVerdict.OPEN, _unfinished(unfinished, len(rows))
-    elif parted:
+        finding, reason = AuditVerdict.NO_VERDICT, _unfinished(unfinished, len(rows))
+    elif num_differing:
         finding, reason = (
             AuditVerdict.ROUNDING,
-            f"{parted} of {len(rows)} answers differ, no more than rounding explains",
+            f"{num_differing} of {len(rows)} outputs differ, no more than rounding explains",
         )
     else:
-        finding, reason = AuditVerdict.SAME, f"all {len(rows)} answers are identical, token for token"
+        finding, reason = AuditVerdict.SAME, f"all {len(rows)} outputs are identical, token for token"
     columns = {key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")}
     return AuditReport(
         audit="seeded",
         verdict=finding,
         reason=reason,
         rows=tuple(rows),
-        columns=columns | {"epsilon": "allowed"},
+        columns=columns | {"epsilon": "rounding <="},
         e_value=power_of_ten(bets.evidence),
         num_samples=len(rows),
-        notes=(_SEEDED_NOTE,) if parted else (),
+        notes=(_SEEDED_NOTE,) if num_differing else (),
         details={"trace": trace, "error_rate": error_rate},
     )
 
 
 def _each(
-    pairs: Iterable[AnswerPair], take: Callable[[AnswerPair], None], watch: Callable[[int], None]
+    pairs: Iterable[AnswerPair], compare: Callable[[AnswerPair], None], progress: Callable[[int], None]
 ) -> str:
-    """Take every pair; what kept us from the end, if anything did."""
+    """Compare every pair. Returns why it stopped early, or an empty string."""
     try:
         for number, pair in enumerate(pairs, 1):
-            take(pair)
-            watch(number)
+            compare(pair)
+            progress(number)
     except KeyboardInterrupt:
         return INTERRUPTED
     except ForerunError as error:
@@ -172,8 +170,8 @@ def _each(
 
 
 def _row(pair: AnswerPair, number: int) -> dict[str, Any]:
-    """What is told of any pair."""
-    at = pair.at
+    """The columns that both audits share."""
+    at = pair.position
     seed = "" if pair.sampling.seed is None else f", seed {pair.sampling.seed}"
     head = pair.prompt.text[:24] or f"prompt {number}"
     row: dict[str, Any] = {
@@ -184,12 +182,11 @@ def _row(pair: AnswerPair, number: int) -> dict[str, Any]:
     }
     if at is None:
         return row
-    plain, tested = pair.parting()
-    said: tuple[Token, ...] = pair.baseline[:at]
+    baseline, candidate = pair.differing_tokens()
     return row | {
-        "at": at,
-        "plain": plain,
-        "tested": tested,
+        "position": at,
+        "baseline": baseline,
+        "candidate": candidate,
         "prompt": list(pair.prompt.ids),
-        "said": list(said),
+        "prefix": list(pair.baseline[:at]),
     }

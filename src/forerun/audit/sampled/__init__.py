@@ -1,1 +1,1 @@
-"""Is the law of what a server samples the target's? Sequential tests with a bound on the error rate."""
+"""Sequential tests, with a bounded error rate, of whether samples follow the target distribution."""

@@ -1,8 +1,8 @@
-"""The two-sample test: do two servers' samples follow one law? No model is needed, and no tokenizer.
+"""The two-sample test: whether samples of two servers follow the same distribution. It needs no model.
 
-Samples of the two are paired where they stand at the same place, and bettors bet on how the next token of
-the one differs from that of the other. A token is looked at only when it has been paired: a sample goes on
-to its next place after its pair has been paid, so nobody bets on what has been seen.
+Samples of the two servers with the same prefix are paired, and bettors bet on the difference of the two next
+tokens. A token is revealed only once its sample is paired at that position, and the sample proceeds to its
+next position after the bet is settled. Bets therefore never depend on tokens that they are settled with.
 """
 
 from __future__ import annotations
@@ -13,114 +13,116 @@ from typing import TypeAlias
 
 import numpy as np
 
-from forerun.audit.sampled.betting import SHARES, staked, wealth
-from forerun.audit.sampled.distance import distance_of_counts, slack_of_two
+from forerun.audit.sampled.betting import STAKES, log_growth, log_mean_wealth
+from forerun.audit.sampled.distance import distance_between_counts, two_sample_slack
 from forerun.audit.sampled.prefixes import PrefixCounts
-from forerun.servers.endpoint import Token, looked_up
+from forerun.servers.endpoint import Token, lookup_candidates
 
-Path: TypeAlias = tuple[Token, ...]
-Witness: TypeAlias = Callable[["_Place", Token], float]
-"""A number from 0 to 1 for a token: high where the second server is suspected to say it more often."""
-
-
-class _Place:
-    """What both servers were heard to say at a place."""
-
-    __slots__ = ("copies", "likeliest", "plain", "said", "tested")
-
-    def __init__(self, said: Path, copies: frozenset[Token]) -> None:
-        self.said = frozenset(said)
-        self.copies = copies
-        self.plain: Counter[Token] = Counter()
-        self.tested: Counter[Token] = Counter()
-        self.likeliest: Token | None = None
-
-    def hear(self, tested: Token, plain: Token) -> None:
-        self.tested[tested] += 1
-        self.plain[plain] += 1
-        if self.likeliest is None or self.plain[plain] > self.plain[self.likeliest]:
-            self.likeliest = plain
+TokenPath: TypeAlias = tuple[Token, ...]
+Witness: TypeAlias = Callable[["_PositionCounts", Token], float]
+"""Maps a token to [0, 1]: high if the alternative is that the candidate emits it more often."""
 
 
-def _learnt(place: _Place, token: Token) -> float:
-    more = place.tested[token] - place.plain[token]
-    return 0.5 if more == 0 else float(more > 0)
+class _PositionCounts:
+    """Tokens that both servers sampled at a position."""
+
+    __slots__ = ("baseline", "candidate", "lookup", "most_likely", "prefix")
+
+    def __init__(self, prefix: TokenPath, lookup: frozenset[Token]) -> None:
+        self.prefix = frozenset(prefix)
+        self.lookup = lookup
+        self.baseline: Counter[Token] = Counter()
+        self.candidate: Counter[Token] = Counter()
+        self.most_likely: Token | None = None
+
+    def add(self, candidate: Token, baseline: Token) -> None:
+        self.candidate[candidate] += 1
+        self.baseline[baseline] += 1
+        if self.most_likely is None or self.baseline[baseline] > self.baseline[self.most_likely]:
+            self.most_likely = baseline
+
+
+def _learned(counts: _PositionCounts, token: Token) -> float:
+    excess = counts.candidate[token] - counts.baseline[token]
+    return 0.5 if excess == 0 else float(excess > 0)
 
 
 WITNESSES: dict[str, Witness] = {
-    "another law at single places": _learnt,
-    "guesses kept too often": lambda place, token: float(token in place.copies),
-    "guesses kept too seldom": lambda place, token: float(token not in place.copies),
-    "tokens that plain decoding does not say": lambda place, token: float(place.plain[token] == 0),
-    "the likeliest token too often": lambda place, token: float(token == place.likeliest),
-    "what was just said too often": lambda place, token: float(token in place.said),
+    "distribution differs at single positions": _learned,
+    "draft tokens accepted too often": lambda counts, token: float(token in counts.lookup),
+    "draft tokens accepted too rarely": lambda counts, token: float(token not in counts.lookup),
+    "tokens that the baseline does not sample": lambda counts, token: float(counts.baseline[token] == 0),
+    "most likely token sampled too often": lambda counts, token: float(token == counts.most_likely),
+    "recent tokens repeated too often": lambda counts, token: float(token in counts.prefix),
 }
 
 
 class AgainstServer:
-    """What was bet and counted for one case."""
+    """The bets and the prefix counts of one case."""
 
-    alternatives = tuple(name for name in WITNESSES for _ in SHARES)
-    sides = 2
+    alternatives = tuple(name for name in WITNESSES for _ in STAKES)
 
-    def __init__(self, prompt: Sequence[Token], epsilon: float, num_bounded: int) -> None:
-        self.logs = np.zeros(len(self.alternatives))
+    def __init__(self, prompt: Sequence[Token], epsilon: float, num_bounded_tokens: int) -> None:
+        self.log_wealths = np.zeros(len(self.alternatives))
         self.epsilon = epsilon
         self.num_tokens = 0
-        self.beginnings = PrefixCounts(num_bounded)
-        self._plain = PrefixCounts(num_bounded)
+        self.prefixes = PrefixCounts(num_bounded_tokens)
+        self._baseline_prefixes = PrefixCounts(num_bounded_tokens)
         self._prompt = tuple(prompt)
-        self._places: dict[Path, _Place] = {}
-        self._waiting: dict[Path, tuple[deque[Path], deque[Path]]] = defaultdict(lambda: (deque(), deque()))
+        self._positions: dict[TokenPath, _PositionCounts] = {}
+        self._unpaired: dict[TokenPath, tuple[deque[TokenPath], deque[TokenPath]]] = defaultdict(
+            lambda: (deque(), deque())
+        )
 
-    def take(self, answers: Sequence[Path], plain: Sequence[Path]) -> None:
-        """Pair batches of answers of the two servers, in the order they were asked for."""
-        for tested, other in zip(answers, plain, strict=True):
-            self.beginnings.hear(tested)
-            self._plain.hear(other)
-            self._waiting[()][0].append(tested)
-            self._waiting[()][1].append(other)
+    def update(self, samples: Sequence[TokenPath], baseline: Sequence[TokenPath]) -> None:
+        """Pair the samples of the two servers, in the order of their requests."""
+        for sample, other in zip(samples, baseline, strict=True):
+            self.prefixes.add(sample)
+            self._baseline_prefixes.add(other)
+            self._unpaired[()][0].append(sample)
+            self._unpaired[()][1].append(other)
             self._pair([()])
 
-    def _pair(self, open_places: list[Path]) -> None:
-        """Pair whoever waits at these places, then at those they go on to."""
-        while open_places:
-            path = open_places.pop()
-            tested, plain = self._waiting[path]
-            while tested and plain:
-                pair = tested.popleft(), plain.popleft()
+    def _pair(self, paths: list[TokenPath]) -> None:
+        """Pair samples at these positions, then at the positions they proceed to."""
+        while paths:
+            path = paths.pop()
+            samples, others = self._unpaired[path]
+            while samples and others:
+                pair = samples.popleft(), others.popleft()
                 depth = len(path)
                 self._bet(path, pair[0][depth], pair[1][depth])
                 for side, sample in enumerate(pair):
                     if len(sample) > depth + 1:
-                        self._waiting[sample[: depth + 1]][side].append(sample)
-                        open_places.append(sample[: depth + 1])
+                        self._unpaired[sample[: depth + 1]][side].append(sample)
+                        paths.append(sample[: depth + 1])
 
-    def _bet(self, path: Path, tested: Token, plain: Token) -> None:
-        place = self._places.get(path)
-        if place is None:
-            place = self._places[path] = _Place(path, looked_up((*self._prompt, *path)))
+    def _bet(self, path: TokenPath, candidate: Token, baseline: Token) -> None:
+        counts = self._positions.get(path)
+        if counts is None:
+            counts = self._positions[path] = _PositionCounts(path, lookup_candidates((*self._prompt, *path)))
         differences = np.array(
-            [witness(place, tested) - witness(place, plain) for witness in WITNESSES.values()]
+            [witness(counts, candidate) - witness(counts, baseline) for witness in WITNESSES.values()]
         )
-        self.logs += staked(1.0 + (differences - self.epsilon) / (1.0 + self.epsilon))
-        place.hear(tested, plain)
+        self.log_wealths += log_growth(1.0 + (differences - self.epsilon) / (1.0 + self.epsilon))
+        counts.add(candidate, baseline)
         self.num_tokens += 1
 
     def log_wealth(self) -> float:
-        """What all bettors own together."""
-        return wealth(self.logs)
+        """The log of the joint wealth of all bettors."""
+        return log_mean_wealth(self.log_wealths)
 
     def bound(self, error_rate: float) -> float:
-        """The largest distance of the two laws of the first so many tokens that is still compatible."""
-        one, other = self.beginnings, self._plain
-        seen = distance_of_counts(one.counts, other.counts)
-        return min(1.0, seen + slack_of_two(error_rate, one.num, other.num))
+        """The largest distance of the two prefix distributions that is compatible with the samples."""
+        one, other = self.prefixes, self._baseline_prefixes
+        empirical = distance_between_counts(one.counts, other.counts)
+        return min(1.0, empirical + two_sample_slack(error_rate, one.num_samples, other.num_samples))
 
-    def compared(self, most: int = 200) -> list[tuple[float, float]]:
-        """The two servers' shares of the commonest beginnings."""
-        plain, tested = self._plain.counts, self.beginnings.counts
-        num = max(1, self.beginnings.num)
+    def frequencies(self, max_prefixes: int = 200) -> list[tuple[float, float]]:
+        """Frequencies of the most common prefixes: the baseline's and the candidate's."""
+        baseline, candidate = self._baseline_prefixes.counts, self.prefixes.counts
+        num = max(1, self.prefixes.num_samples)
         return [
-            (plain[outcome] / num, tested[outcome] / num) for outcome, _ in (plain + tested).most_common(most)
+            (baseline[prefix] / num, candidate[prefix] / num)
+            for prefix, _ in (baseline + candidate).most_common(max_prefixes)
         ]

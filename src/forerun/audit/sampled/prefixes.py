@@ -1,4 +1,4 @@
-"""How often each beginning of an answer was said: the law of the first tokens, as far as samples show it."""
+"""Empirical distribution of the first tokens of samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from forerun.servers.endpoint import Token
 
 
 class PrefixCounts:
-    """Counts of the first `length` tokens of answers; one that ended earlier counts as it is."""
+    """Counts of the first `length` tokens of samples; a shorter sample counts as a whole."""
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.num = 0
+        self.num_samples = 0
         self.counts: Counter[tuple[Token, ...]] = Counter()
 
-    def hear(self, tokens: Sequence[Token]) -> None:
-        """One more answer."""
-        self.num += 1
+    def add(self, tokens: Sequence[Token]) -> None:
+        """Add one sample."""
+        self.num_samples += 1
         self.counts[tuple(tokens[: self.length])] += 1

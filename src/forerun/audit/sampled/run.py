@@ -1,8 +1,8 @@
-"""`forerun audit sampled`: is the law of the next tokens the target's?
+"""`forerun audit sampled`: whether the sampled tokens follow the target distribution.
 
-Rounds of samples for every case in turn, each judged as it comes, until all are in or the evidence is. The
-sizes of rounds are fixed beforehand and answers are judged in the order they were asked for, whichever came
-first: which tokens a sample has must not decide when it counts.
+The audit requests a batch of samples for every case in turn and tests it at once, until all planned samples
+are in or the evidence suffices. Batch sizes are fixed in advance and samples are tested in the order of their
+requests, not of their arrival: the tokens of a sample must not influence when it counts.
 """
 
 from __future__ import annotations
@@ -16,106 +16,106 @@ from typing import Final, Protocol
 import numpy as np
 
 from forerun.audit.report import INTERRUPTED
-from forerun.audit.sample_journal import Batch, Journal
-from forerun.audit.sampled.betting import joint_wealth
+from forerun.audit.sample_journal import SampleBatch, SampleJournal
+from forerun.audit.sampled.betting import log_joint_wealth
 from forerun.audit.sampled.sweep import SweepCase
 from forerun.errors import ForerunError, RequestRefused
 from forerun.servers.endpoint import Completion, Endpoint, Token, fault_notes
 from forerun.types import FloatArray
 
-_FIRST: Final = 16
-_ROUND: Final = 128
-_MORE: Final = 1
-"""Tokens asked for beyond those that are judged: a server has no use for a guess of the last one."""
+_FIRST_BATCH: Final = 16
+_BATCH: Final = 128
+_EXTRA_TOKENS: Final = 1
+"""Tokens requested beyond the tested ones: servers do not draft the last token of a completion."""
 
-Watch = Callable[[list["CaseRun"], float], None]
-"""Told after each round: the rows, and the evidence of all together (base 10)."""
+ProgressHandler = Callable[[list["CaseRun"], float], None]
+"""Called after each batch with the runs and the joint evidence (log10)."""
 
 
 class SequentialTest(Protocol):
     """A test of one case: `AgainstModel` or `AgainstServer`."""
 
     alternatives: tuple[str, ...]
-    logs: FloatArray
+    log_wealths: FloatArray
     epsilon: float
     num_tokens: int
 
-    def take(self, answers: Sequence[tuple[Token, ...]], plain: Sequence[tuple[Token, ...]]) -> None:
-        """Judge a batch."""
+    def update(self, samples: Sequence[tuple[Token, ...]], baseline: Sequence[tuple[Token, ...]]) -> None:
+        """Test a batch of samples."""
 
     def log_wealth(self) -> float:
-        """The logarithm of the evidence."""
+        """The log of the e-value."""
 
     def bound(self, error_rate: float) -> float:
-        """The largest distance of the law of the first tokens still compatible with the samples."""
+        """The largest distance of the prefix distribution that is compatible with the samples."""
 
-    def compared(self) -> list[tuple[float, float]]:
-        """Expected and seen shares of beginnings."""
+    def frequencies(self) -> list[tuple[float, float]]:
+        """Expected and observed frequencies of prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """How much to ask, and when to stop.
+    """Sample sizes and the stopping rule.
 
-    A case is asked as often as it takes to bound its law by the target, if that is at most `most_samples`;
-    `num_samples` times if not: then it is tested, but not bounded.
+    A case is sampled until its distance is bounded by `target_bound`, if that takes at most `max_samples`.
+    Other cases are sampled `num_samples` times: they are tested, but not bounded.
 
-    Differences are found falsely, and bounds are wrong, at most at the error rate each. All of an audit
-    counts as one: every case, every bettor and every bound has its share.
+    The probability of a false difference and that of a wrong bound are each at most `error_rate`, for the
+    whole audit: over all cases, bettors and bounds together.
     """
 
-    target: float = 0.05
+    target_bound: float = 0.05
     num_samples: int = 512
-    most_samples: int = 20_000
+    max_samples: int = 20_000
     num_tokens: int = 3
-    num_bounded: int = 2
+    num_bounded_tokens: int = 2
     error_rate: float = 0.05
-    stop_at: float = 1e7
-    at_once: int = 8
+    stop_at_e_value: float = 1e7
+    concurrency: int = 8
     choices: int | None = None
 
 
 @dataclass(slots=True)
 class CaseRun:
-    """One case as it goes."""
+    """The state of one case during an audit."""
 
     case: SweepCase
-    judge: SequentialTest
-    planned: int
+    test: SequentialTest
+    num_planned: int
     bounded: bool
-    looks: dict[int, float]
+    bound_schedule: dict[int, float]
     num_samples: int = 0
-    num_said: int = 0
+    num_sampled_tokens: int = 0
     num_accepted: int | None = None
     refused: str = ""
     bound: float | None = None
     trace: list[tuple[int, float]] = field(default_factory=list)
 
-    def take(self, batch: Batch) -> None:
-        """Judge a batch, and bound the law if it is time."""
-        self.judge.take(batch.tested, batch.plain)
-        before, self.num_samples = self.num_samples, self.num_samples + len(batch.tested)
-        self.num_said += sum(map(len, batch.tested))
-        self.trace.append((self.num_samples, self.judge.log_wealth() / math.log(10)))
-        for size, share in self.looks.items():
+    def add_batch(self, batch: SampleBatch) -> None:
+        """Test a batch, and compute the bound if it is due."""
+        self.test.update(batch.candidate, batch.baseline)
+        before, self.num_samples = self.num_samples, self.num_samples + len(batch.candidate)
+        self.num_sampled_tokens += sum(map(len, batch.candidate))
+        self.trace.append((self.num_samples, self.test.log_wealth() / math.log(10)))
+        for size, share in self.bound_schedule.items():
             if before < size <= self.num_samples:
-                self.bound = self.judge.bound(share)
+                self.bound = self.test.bound(share)
 
     @property
-    def next_size(self) -> int:
-        """How many to ask for now; 0 when all are in. Few at first, so that the worst is found at once."""
+    def next_batch_size(self) -> int:
+        """Samples to request next; 0 when all are in. A small first batch finds gross defects early."""
         if self.refused:
             return 0
-        return min(_ROUND if self.num_samples else _FIRST, self.planned - self.num_samples)
+        return min(_BATCH if self.num_samples else _FIRST_BATCH, self.num_planned - self.num_samples)
 
     @property
-    def suspicion(self) -> str:
-        """What the richest bettor bets on."""
-        return self.judge.alternatives[int(np.argmax(self.judge.logs))]
+    def best_alternative(self) -> str:
+        """The alternative of the wealthiest bettor."""
+        return self.test.alternatives[int(np.argmax(self.test.log_wealths))]
 
 
 class SampledAudit:
-    """One audit: rows, the servers they are asked of, and where samples are kept."""
+    """Runs the cases of an audit against the servers and records the samples."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class SampledAudit:
         candidate: Endpoint,
         baseline: Endpoint | None,
         plan: SamplingPlan,
-        journal: Journal,
+        journal: SampleJournal,
     ) -> None:
         self.rows = rows
         self.plan = plan
@@ -132,18 +132,18 @@ class SampledAudit:
         self._baseline = baseline
         self._journal = journal
 
-    def run(self, watch: Watch = lambda *_: None) -> str:
-        """Ask until all is in or the evidence is. What kept it from its end, if anything did."""
-        with ThreadPoolExecutor(self.plan.at_once) as pool:
+    def run(self, progress: ProgressHandler = lambda *_: None) -> str:
+        """Sample until done or the evidence suffices. Returns why it stopped early, or an empty string."""
+        with ThreadPoolExecutor(self.plan.concurrency) as pool:
             try:
-                for batch in self._journal.earlier():
-                    self._take(batch)
-                while not self._settled and any(row.next_size for row in self.rows):
-                    self._round(pool, watch)
+                for batch in self._journal.recorded_batches():
+                    self._add(batch)
+                while not self._decided and any(row.next_batch_size for row in self.rows):
+                    self._sample_all(pool, progress)
             except KeyboardInterrupt:
                 for server in (self._candidate, self._baseline):
                     if server is not None:
-                        server.close()  # the threads of the pool do not wait for answers that are not used
+                        server.close()  # unblocks the threads of the pool
                 return INTERRUPTED
             except ForerunError as error:
                 return str(error)
@@ -151,71 +151,74 @@ class SampledAudit:
                 pool.shutdown(wait=False, cancel_futures=True)
         return ""
 
-    def _round(self, pool: ThreadPoolExecutor, watch: Watch) -> None:
-        """Some samples of every case, one case after another: what was judged stands if the server falls."""
+    def _sample_all(self, pool: ThreadPoolExecutor, progress: ProgressHandler) -> None:
+        """Sample one batch per case, in turn; tested batches count even if the server fails later."""
         for number, row in enumerate(self.rows):
-            if row.next_size and not self._settled:
-                tested, plain = (self._ask(pool, row, each) for each in (self._candidate, self._baseline))
+            if row.next_batch_size and not self._decided:
+                candidate, baseline = (
+                    self._request(pool, row, each) for each in (self._candidate, self._baseline)
+                )
                 try:
-                    answers, others = tested(), plain()
+                    completions, baseline_completions = candidate(), baseline()
                 except RequestRefused as error:
                     if row.num_samples:
                         raise
                     row.refused = str(error)
                     continue
-                _add_accepted(row, answers)
-                batch = Batch(number, self._first(answers), self._first(others))
-                self._journal.keep(batch)
-                self._take(batch)
-                watch(self.rows, self.evidence)
+                _add_accepted(row, completions)
+                batch = SampleBatch(number, self._tested(completions), self._tested(baseline_completions))
+                self._journal.append(batch)
+                self._add(batch)
+                progress(self.rows, self.evidence)
 
-    def _ask(
+    def _request(
         self, pool: ThreadPoolExecutor, row: CaseRun, server: Endpoint | None
     ) -> Callable[[], list[Completion]]:
-        """Ask for one row's share of a round; the answers, in the order of asking, when called."""
+        """Request the next batch of a case. The returned function waits for it, in request order."""
         if server is None:
             return list
-        most = self.plan.choices or server.dialect.choices
-        sizes = [min(most, row.next_size - start) for start in range(0, row.next_size, most)]
+        per_request = self.plan.choices or server.dialect.choices_per_request
+        starts = range(0, row.next_batch_size, per_request)
+        sizes = [min(per_request, row.next_batch_size - start) for start in starts]
         futures = [
             pool.submit(
                 server.complete,
                 row.case.prompt,
                 row.case.sampling,
-                self.plan.num_tokens + _MORE,
+                self.plan.num_tokens + _EXTRA_TOKENS,
                 num_choices=size,
             )
             for size in sizes
         ]
-        return lambda: [answer for future in futures for answer in future.result()]
+        return lambda: [completion for future in futures for completion in future.result()]
 
-    def _first(self, answers: Sequence[Completion]) -> list[tuple[Token, ...]]:
-        """The tokens that are judged."""
-        return [each.tokens[: self.plan.num_tokens] for each in answers]
+    def _tested(self, completions: Sequence[Completion]) -> list[tuple[Token, ...]]:
+        """The tokens of each completion that are tested."""
+        return [each.tokens[: self.plan.num_tokens] for each in completions]
 
-    def _take(self, batch: Batch) -> None:
-        self.rows[batch.case].take(batch)
-        logs = np.array([row.judge.logs for row in self.rows])
+    def _add(self, batch: SampleBatch) -> None:
+        self.rows[batch.case].add_batch(batch)
+        logs = np.array([row.test.log_wealths for row in self.rows])
         num = sum(row.num_samples for row in self.rows)
-        self.trace.append((num, joint_wealth(logs) / math.log(10)))
+        self.trace.append((num, log_joint_wealth(logs) / math.log(10)))
 
     @property
     def evidence(self) -> float:
-        """The logarithm (base 10) of what all bettors own now."""
+        """The joint e-value (log10)."""
         return self.trace[-1][1] if self.trace else 0.0
 
     @property
-    def _settled(self) -> bool:
-        return self.evidence >= max(math.log10(self.plan.stop_at), -math.log10(self.plan.error_rate))
+    def _decided(self) -> bool:
+        return self.evidence >= max(math.log10(self.plan.stop_at_e_value), -math.log10(self.plan.error_rate))
 
     @property
-    def told_faults(self) -> list[str]:
-        """The faults of either server, in a sentence each."""
+    def server_faults(self) -> list[str]:
+        """One note per server with retried requests."""
         return list(fault_notes(self._candidate, self._baseline))
 
 
-def _add_accepted(row: CaseRun, answers: Sequence[Completion]) -> None:
-    """Count the guesses that stood, where the server tells."""
-    told = [each.num_accepted for each in answers if each.num_accepted is not None]
-    if told:
-        row.num_accepted = (row.num_accepted or 0) + sum(told)
+def _add_accepted(row: CaseRun, completions: Sequence[Completion]) -> None:
+    """Count accepted draft tokens, if the server reports them."""
+    reported = [each.num_accepted for each in completions if each.num_accepted is not None]
+    if reported:
+        row.num_accepted = (row.num_accepted or 0) + sum(reported)

@@ -1,4 +1,4 @@
-"""The settings that are swept, because bugs hide in combinations."""
+"""The sweep of sampling settings that an audit tests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SETTINGS: dict[str, SamplingParams] = {
     ),
     "top-p 0.9": SamplingParams(top_p=0.9),
 }
-"""Most keep few tokens, so that a bound on their law is within reach; the others can only be tested."""
+"""Most leave few tokens, so that their distance can be bounded; the others are tested only."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepCase:
-    """One combination: these settings, after this prompt."""
+    """Sampling settings combined with a prompt."""
 
     name: str
     sampling: SamplingParams
@@ -34,16 +34,16 @@ class SweepCase:
 
 
 def choose_settings(names: list[str]) -> dict[str, SamplingParams]:
-    """The settings of these names, or all."""
+    """The settings with these names; all if none is given."""
     if unknown := [name for name in names if name not in SETTINGS]:
-        raise InvalidSampling(f"no settings are called {unknown[0]!r}; {did_you_mean(unknown[0], SETTINGS)}")
+        raise InvalidSampling(f"unknown settings {unknown[0]!r}; {did_you_mean(unknown[0], SETTINGS)}")
     return {name: SETTINGS[name] for name in names} if names else SETTINGS
 
 
 def combine(
     settings: dict[str, SamplingParams], prompts: list[Prompt], *, all_prompts: bool
 ) -> list[SweepCase]:
-    """Every setting with every prompt, or each with the next prompt in turn."""
+    """Combine every setting with every prompt, or each with the next prompt in turn."""
     if all_prompts and len(prompts) > 1:
         return [
             SweepCase(f"{name}, prompt {number}", sampling, prompt)

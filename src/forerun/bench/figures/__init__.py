@@ -1,1 +1,1 @@
-"""Figures, drawn with matplotlib (the extra `plots`)."""
+"""Figures drawn with matplotlib (the extra `plots`)."""

@@ -1,4 +1,4 @@
-"""Speed under load, drawn."""
+"""The heat map of speedups under load."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from forerun.plots import pyplot
 
-_DEEP: Final = 2.5
-"""Colours are deepest where something is so many doublings faster, or slower."""
+_MAX_LOG2: Final = 2.5
+"""The colour scale ends at this log2 of the speedup, in both directions."""
 
 
 def draw_load(cells: Sequence[dict[str, Any]], path: Path) -> None:
-    """A heat map of speed over plain decoding: texts down, precision and load across.
+    """A heat map of the speedup: workloads down, dtype and concurrency across.
 
-    A cell is coloured by the ratio without noise, which is its large number; the small ones are the median by
-    the clock and its interval.
+    The colour and the large number of a cell are the noise-free speedup; the small numbers are the measured
+    median and its confidence interval.
     """
     plt = pyplot()
     texts, dtypes, loads = (
@@ -29,26 +29,24 @@ def draw_load(cells: Sequence[dict[str, Any]], path: Path) -> None:
         layout="constrained", squeeze=False,
     )  # fmt: skip
     for axes, dtype in zip(panels[0], dtypes, strict=True):
-        mine = {
-            (cell["text"], cell["concurrency"]): cell["over_plain"]
-            for cell in cells
-            if cell["dtype"] == dtype
+        speedups = {
+            (cell["text"], cell["concurrency"]): cell["speedup"] for cell in cells if cell["dtype"] == dtype
         }
         values = [
-            [mine.get((text, load), {}).get("without_noise", np.nan) for load in loads] for text in texts
+            [speedups.get((text, load), {}).get("without_noise", np.nan) for load in loads] for text in texts
         ]
-        axes.imshow(np.log2(np.array(values)), cmap="RdYlGn", vmin=-_DEEP, vmax=_DEEP, aspect="auto")
+        axes.imshow(np.log2(np.array(values)), cmap="RdYlGn", vmin=-_MAX_LOG2, vmax=_MAX_LOG2, aspect="auto")
         axes.set_xticks(range(len(loads)), [str(load) for load in loads])
         axes.set_yticks(range(len(texts)), texts)
         axes.set_title(dtype, loc="left", fontsize=11)
-        axes.set_xlabel("requests at a time")
+        axes.set_xlabel("concurrency")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        for (text, load), ratio in mine.items():
-            place = (loads.index(load), texts.index(text))
-            axes.text(place[0], place[1] - 0.12, f"{ratio['without_noise']:.2f}", ha="center", fontsize=13)
-            clock = f"{ratio['median']:.2f}  [{ratio['low']:.2f}, {ratio['high']:.2f}]"
-            axes.text(place[0], place[1] + 0.27, clock, ha="center", fontsize=7.5)
-    figure.suptitle("Speed over plain decoding", x=0.01, ha="left", weight="bold")
+        for (text, load), ratio in speedups.items():
+            x, y = loads.index(load), texts.index(text)
+            axes.text(x, y - 0.12, f"{ratio['without_noise']:.2f}", ha="center", fontsize=13)
+            measured = f"{ratio['median']:.2f}  [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+            axes.text(x, y + 0.27, measured, ha="center", fontsize=7.5)
+    figure.suptitle("Speedup over non-speculative decoding", x=0.01, ha="left", weight="bold")
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -1,6 +1,6 @@
-"""A benchmark, drawn: speed by category, throughput by load, what stands by depth, waiting between tokens.
+"""Figures of a benchmark: speedup by category, throughput by concurrency, survival by depth, ITL.
 
-Figures are made for pages of any colour: what matplotlib draws in ink becomes the colour of the page's text.
+In SVG, `TEXT_COLOUR` is replaced by the page's text colour, so that figures follow the colour scheme.
 """
 
 from __future__ import annotations
@@ -14,179 +14,190 @@ from typing import Any, Final
 
 import numpy as np
 
-from forerun.bench.summary import ALL, SystemResult
+from forerun.bench.summary import OVERALL, SystemResult
 from forerun.bench.systems import FORERUN, FORERUN_DRAFT
 from forerun.plots import pyplot
 
-INK: Final = "#23272e"
-OURS: Final = "#1a7f5a"
-PLAIN: Final = "#8a8f98"
-OURS_TOO: Final = "#6fb58f"
+TEXT_COLOUR: Final = "#23272e"
+FORERUN_COLOUR: Final = "#1a7f5a"
+BASELINE_COLOUR: Final = "#8a8f98"
+FORERUN_DRAFT_COLOUR: Final = "#6fb58f"
 DASHES: Final = ("--", ":", "-.")
-OTHERS: Final = ("#d9822b", "#3b6fb6", "#a4508b", "#c2b02f", "#5aa7a7", "#b0413e", "#7a6a4f")
+OTHER_COLOURS: Final = ("#d9822b", "#3b6fb6", "#a4508b", "#c2b02f", "#5aa7a7", "#b0413e", "#7a6a4f")
 
 Figure = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How somebody is drawn."""
+class PlotStyle:
+    """The line style of a system."""
 
     colour: str
     dashes: str = "-"
 
-    def points(self, *, sound: bool) -> dict[str, str]:
-        """Hollow ones for what is not sound."""
-        return {"color": self.colour, "markerfacecolor": self.colour if sound else "none"}
+    def markers(self, *, is_valid: bool) -> dict[str, str]:
+        """Marker arguments of matplotlib; markers of invalid results are hollow."""
+        return {"color": self.colour, "markerfacecolor": self.colour if is_valid else "none"}
 
 
-def looks(results: Sequence[SystemResult]) -> dict[str, Look]:
-    """How everybody is drawn: ours in green, plain ones grey with dashes of their own, the rest by order."""
-    names = dict.fromkeys(each.who for each in results)
-    plain = dict.fromkeys(each.baseline for each in results)
-    ours = {FORERUN: Look(OURS), FORERUN_DRAFT: Look(OURS_TOO)}
-    others = [name for name in names if name not in plain and name not in ours]
+def plot_styles(results: Sequence[SystemResult]) -> dict[str, PlotStyle]:
+    """The style of each system: forerun green, baselines dashed grey, the others by order."""
+    names = dict.fromkeys(each.system for each in results)
+    baselines = dict.fromkeys(each.baseline for each in results)
+    ours = {FORERUN: PlotStyle(FORERUN_COLOUR), FORERUN_DRAFT: PlotStyle(FORERUN_DRAFT_COLOUR)}
+    others = [name for name in names if name not in baselines and name not in ours]
     return (
-        dict(zip(others, map(Look, cycle(OTHERS)), strict=False))
-        | {name: Look(PLAIN, dashes) for name, dashes in zip(plain, cycle(DASHES), strict=False)}
+        dict(zip(others, map(PlotStyle, cycle(OTHER_COLOURS)), strict=False))
+        | {
+            name: PlotStyle(BASELINE_COLOUR, dashes)
+            for name, dashes in zip(baselines, cycle(DASHES), strict=False)
+        }
         | ours
     )
 
 
 def draw_speed(results: Sequence[SystemResult]) -> Figure:
-    """Speed over plain decoding by category, with intervals; hollow where the words were not right."""
-    some = [each for each in results if each.who != each.baseline and each.overall is not None]
-    categories = list(dict.fromkeys(name for each in some for name in each.by_category if name != ALL))
-    rows = [*categories, ALL]
-    look = looks(results)
-    figure, axes = axes_of(10.4, 1.0 + 0.115 * len(rows) * (len(some) + 2))
-    axes.axvline(1.0, color=INK, linewidth=1)
+    """Speedup by category with confidence intervals; invalid results are hollow."""
+    some = [each for each in results if each.system != each.baseline and each.overall is not None]
+    categories = list(dict.fromkeys(name for each in some for name in each.by_category if name != OVERALL))
+    rows = [*categories, OVERALL]
+    styles = plot_styles(results)
+    figure, axes = new_axes(10.4, 1.0 + 0.115 * len(rows) * (len(some) + 2))
+    axes.axvline(1.0, color=TEXT_COLOUR, linewidth=1)
     for number, each in enumerate(some):
         shift = (number + 0.5) / len(some) * 0.76 - 0.38
         lines = [(row, each.by_category[name]) for row, name in enumerate(rows) if name in each.by_category]
-        places = [row + shift for row, _ in lines]
-        ratios = [line.over_plain for _, line in lines]
+        heights = [row + shift for row, _ in lines]
+        ratios = [line.speedup for _, line in lines]
         whiskers = [
             [ratio.value - ratio.low for ratio in ratios],
             [ratio.high - ratio.value for ratio in ratios],
         ]
         axes.errorbar(
-            [ratio.value for ratio in ratios], places, xerr=whiskers, fmt="o",
-            markersize=5.5, elinewidth=1.4, label=each.who, **look[each.who].points(sound=each.sound),
+            [ratio.value for ratio in ratios], heights, xerr=whiskers, fmt="o",
+            markersize=5.5, elinewidth=1.4, label=each.system,
+            **styles[each.system].markers(is_valid=each.is_valid),
         )  # fmt: skip
-    axes.set_yticks(range(len(rows)), [*categories, "all"])
-    axes.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=INK, alpha=0.06, linewidth=0)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=TEXT_COLOUR, alpha=0.06, linewidth=0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(left=0)
-    axes.set_xlabel("times as fast as its own plain decoding, from the first token to the last")
+    axes.set_xlabel("decoding speed relative to the same engine without speculation")
     axes.grid(axis="x", alpha=0.25)
-    legend(axes)
+    add_legend(axes)
     return figure
 
 
 def draw_throughput(results: Sequence[SystemResult]) -> Figure:
-    """Tokens per second of all requests by how many are asked at once."""
-    names = list(dict.fromkeys(each.who for each in results))
-    look = looks(results)
-    figure, axes = axes_of(6.4, 3.9)
-    widths = sorted({each.width for each in results})
+    """Throughput by concurrency."""
+    names = list(dict.fromkeys(each.system for each in results))
+    styles = plot_styles(results)
+    figure, axes = new_axes(6.4, 3.9)
+    concurrencies = sorted({each.concurrency for each in results})
     for name in names:
-        mine = sorted((each.width, each.throughput) for each in results if each.who == name)
-        whole = all(each.sound for each in results if each.who == name)
+        points = sorted((each.concurrency, each.throughput) for each in results if each.system == name)
+        is_valid = all(each.is_valid for each in results if each.system == name)
         axes.plot(
-            *zip(*mine, strict=True), look[name].dashes, marker="o", markersize=4.5, label=name,
-            linewidth=1.6 if whole else 0.8, **look[name].points(sound=whole),
+            *zip(*points, strict=True), styles[name].dashes, marker="o", markersize=4.5, label=name,
+            linewidth=1.6 if is_valid else 0.8, **styles[name].markers(is_valid=is_valid),
         )  # fmt: skip
     axes.set_xscale("log", base=2)
-    axes.set_xticks(widths, [str(width) for width in widths])
+    axes.set_xticks(concurrencies, [str(each) for each in concurrencies])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("requests at a time")
-    axes.set_ylabel("tokens per second, all together")
+    axes.set_xlabel("concurrency")
+    axes.set_ylabel("throughput, tokens/s")
     axes.grid(alpha=0.25)
-    legend(axes)
+    add_legend(axes)
     return figure
 
 
-def draw_survival(results: Sequence[SystemResult], deepest: int = 16) -> Figure:
-    """The share of steps in which at least so many guesses stood."""
+def draw_survival(results: Sequence[SystemResult], max_depth: int = 16) -> Figure:
+    """The share of steps that accept at least 1, 2, ... draft tokens."""
     some = [each for each in results if each.overall is not None and each.overall.survival]
-    look = looks(results)
-    figure, axes = axes_of(6.4, 3.9)
+    styles = plot_styles(results)
+    figure, axes = new_axes(6.4, 3.9)
     for each in some:
         assert each.overall is not None
-        values = each.overall.survival[:deepest]
+        values = each.overall.survival[:max_depth]
         axes.plot(
-            range(1, len(values) + 1), values, "o-", markersize=4, label=each.who,
-            **look[each.who].points(sound=each.sound),
+            range(1, len(values) + 1), values, "o-", markersize=4, label=each.system,
+            **styles[each.system].markers(is_valid=each.is_valid),
         )  # fmt: skip
     axes.set_ylim(0, None)
-    axes.set_xlim(0.5, deepest + 0.5)
-    axes.set_xlabel("guesses in a row")
-    axes.set_ylabel("share of steps in which they stood")
+    axes.set_xlim(0.5, max_depth + 0.5)
+    axes.set_xlabel("draft tokens")
+    axes.set_ylabel("share of steps that accept at least as many")
     axes.grid(alpha=0.25)
-    legend(axes)
+    add_legend(axes)
     return figure
 
 
-def draw_waiting(results: Sequence[SystemResult]) -> Figure:
-    """How long a reader waits for the next token: the share of tokens that came within so many ms."""
-    look = looks(results)
-    figure, axes = axes_of(6.4, 3.9)
-    some = [each for each in results if each.between]
+def draw_itl(results: Sequence[SystemResult]) -> Figure:
+    """The cumulative distribution of inter-token latency."""
+    styles = plot_styles(results)
+    figure, axes = new_axes(6.4, 3.9)
+    some = [each for each in results if each.itls]
     for each in some:
-        waits = np.sort(np.array(each.between)) * 1000
-        share = np.arange(1, waits.size + 1) / waits.size
-        width = 1.6 if each.sound else 0.8
+        latencies = np.sort(np.array(each.itls)) * 1000
+        share = np.arange(1, latencies.size + 1) / latencies.size
+        linewidth = 1.6 if each.is_valid else 0.8
         axes.plot(
-            waits, share, look[each.who].dashes, color=look[each.who].colour, label=each.who, linewidth=width
+            latencies,
+            share,
+            styles[each.system].dashes,
+            color=styles[each.system].colour,
+            label=each.system,
+            linewidth=linewidth,
         )
     if some:
-        longest = np.percentile([wait for each in some for wait in each.between], 99)
+        longest = np.percentile([itl for each in some for itl in each.itls], 99)
         axes.set_xlim(0, float(longest) * 1300)
     axes.set_ylim(0, 1.02)
-    axes.set_xlabel("milliseconds after the token before")
-    axes.set_ylabel("share of tokens that have come")
+    axes.set_xlabel("inter-token latency, ms")
+    axes.set_ylabel("share of tokens")
     axes.grid(alpha=0.25)
-    legend(axes)
+    add_legend(axes)
     return figure
 
 
 def as_svg(draw: Callable[[], Figure]) -> str:
-    """A figure as an element of a page, in the page's colours, so that it follows the reader's scheme."""
+    """A figure as an SVG element in the colours of the page around it."""
     plt = pyplot()
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "forerun", **_inked()}):
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "forerun", **_text_colours()}):
         figure = draw()
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
         plt.close(figure)
     text = out.getvalue()
-    return text[text.index("<svg") :].replace(INK, "currentColor").replace(OURS, "var(--ours)")
+    return (
+        text[text.index("<svg") :].replace(TEXT_COLOUR, "currentColor").replace(FORERUN_COLOUR, "var(--ours)")
+    )
 
 
 def as_png(draw: Callable[[], Figure], path: Path) -> None:
-    """A figure as a file, on white."""
+    """Write a figure to a PNG file with a white background."""
     plt = pyplot()
-    with plt.rc_context(_inked()):
+    with plt.rc_context(_text_colours()):
         figure = draw()
         figure.savefig(path, dpi=130)
         plt.close(figure)
 
 
-def _inked() -> dict[str, Any]:
+def _text_colours() -> dict[str, Any]:
     keys = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
-    return {**dict.fromkeys(keys, INK), "font.family": "sans-serif", "font.size": 10}
+    return {**dict.fromkeys(keys, TEXT_COLOUR), "font.family": "sans-serif", "font.size": 10}
 
 
-def axes_of(width: float, height: float) -> tuple[Figure, Any]:
-    """A figure with one pair of axes."""
+def new_axes(width: float, height: float) -> tuple[Figure, Any]:
+    """A new figure with a single pair of axes."""
     figure, axes = pyplot().subplots(figsize=(width, height), layout="constrained")
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def legend(axes: Any, **where: Any) -> None:
-    """Who is who, beside the plot unless told otherwise, if anybody is there."""
+def add_legend(axes: Any, **where: Any) -> None:
+    """Add a legend if there are labels, right of the plot unless `where` has other arguments."""
     if axes.get_legend_handles_labels()[1]:
         beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
         axes.legend(frameon=False, fontsize=9, **(where or beside))

@@ -1,4 +1,4 @@
-"""`forerun audit`: does speculation leave the output unchanged?"""
+"""`forerun audit`: tests whether speculation changes the output."""
 
 from __future__ import annotations
 

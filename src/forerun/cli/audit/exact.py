@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from forerun.cli.audit.show import AsJson, Output, check_page, finish, judging
+from forerun.cli.audit.show import AsJson, Output, check_page, finish, no_verdict_on_error
 from forerun.cli.console import progress_bar
 
 if TYPE_CHECKING:
@@ -20,21 +20,21 @@ def exact(as_json: AsJson = False, output: Output = None) -> None:
 
     Example: forerun audit exact --output exact.html
     """
-    from forerun.audit.exact.run import NUM_ROWS, run
+    from forerun.audit.exact.run import NUM_CLAIMS, run
 
     began = time.perf_counter()
     rows: list[Claim] = []
-    with judging():
+    with no_verdict_on_error():
         check_page(output, with_figures=False)
-        with progress_bar("enumerating", NUM_ROWS) as watch:
+        with progress_bar("enumerating", NUM_CLAIMS) as progress:
             for row in run():
                 rows.append(row)
-                watch(len(rows), f"enumerating {row.name}")
+                progress(len(rows), f"enumerating {row.name}")
         finish(_report(rows, time.perf_counter() - began), as_json=as_json, page=output)
 
 
 def _report(rows: list[Claim], seconds: float) -> AuditReport:
-    """The rows in the form that all audits share."""
+    """The claims as an audit report."""
     from forerun.audit.exact.claims import ClaimKind
     from forerun.audit.exact.run import as_json
     from forerun.audit.report import AuditReport, AuditVerdict
@@ -65,7 +65,7 @@ def _report(rows: list[Claim], seconds: float) -> AuditReport:
 
 
 def _all_hold(rows: list[Claim], outcomes: int, seconds: float) -> str:
-    """The reason of an audit without a counterexample; it counts the claims that were not run."""
+    """The reason of an audit without a counterexample."""
     not_run = sum(row.held is None for row in rows)
-    rest = f"; {not_run} claims not run, since torch is not installed" if not_run else ""
-    return f"all {len(rows) - not_run} claims hold, over {outcomes:,} outcomes in {seconds:.0f} s{rest}"
+    skipped = f"; {not_run} claims not run, since torch is not installed" if not_run else ""
+    return f"all {len(rows) - not_run} claims hold, over {outcomes:,} outcomes in {seconds:.0f} s{skipped}"

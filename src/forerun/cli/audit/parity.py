@@ -26,13 +26,13 @@ from forerun.cli.audit.show import (
     check_page,
     finish,
     is_url,
-    servers,
+    server_connections,
 )
 from forerun.cli.console import progress_bar
 
 if TYPE_CHECKING:
     from forerun.audit.parity.answer_pairs import AnswerPair, AnswerSource
-    from forerun.audit.parity.run import Allowance
+    from forerun.audit.parity.run import RoundingAllowance
     from forerun.models.reference import Reference
     from forerun.servers.endpoint import Endpoint, Prompt
     from forerun.types import SamplingParams
@@ -46,7 +46,7 @@ ReferenceModel = Annotated[
         rich_help_panel=TEST,
     ),
 ]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens per answer.", rich_help_panel=REQUESTS)]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens per output.", rich_help_panel=REQUESTS)]
 Concurrency = Annotated[
     int, typer.Option(min=1, max=64, help="Requests in flight.", rich_help_panel=REQUESTS)
 ]
@@ -94,7 +94,7 @@ def greedy(
     as_json: AsJson = False,
     output: Output = None,
 ) -> None:
-    """Compare answers at temperature 0 token by token, and classify every first difference.
+    """Compare outputs at temperature 0 token by token, and classify every first difference.
 
     In float32, speculation leaves every token identical. In bfloat16 and float16, rounding depends on the
     shape of a batch, and two tokens whose logits are nearly equal can swap: a near-tie. The audit calls a
@@ -106,43 +106,45 @@ def greedy(
 
     Example: forerun audit greedy --baseline localhost:8001 --candidate localhost:8000 --reference ./model
     """
-    from forerun.audit.parity.answer_pairs import ask_both, speaker_of
+    from forerun.audit.parity.answer_pairs import request_pairs, server_source
     from forerun.audit.parity.near_ties import NearTieReferee
-    from forerun.audit.parity.run import judge_greedy
+    from forerun.audit.parity.run import compare_greedy
     from forerun.audit.prompts import read_prompts
     from forerun.servers.endpoint import fault_notes
     from forerun.types import SamplingParams
 
-    with servers(model, api_key, dialect, timeout) as connect:
+    with server_connections(model, api_key, dialect, timeout) as connect:
         check_page(output)
-        asked = read_prompts(prompts, num_prompts)
-        tested = connect(candidate)
-        plain = connect(baseline) if is_url(baseline) else None
-        name = reference or (baseline if plain is None else None)
-        judge = None if name is None else _load(name)
+        loaded = read_prompts(prompts, num_prompts)
+        candidate_server = connect(candidate)
+        baseline_server = connect(baseline) if is_url(baseline) else None
+        name = reference or (baseline if baseline_server is None else None)
+        reference_model = None if name is None else _load(name)
         referee, precisions = None, None
-        if judge is not None:
-            usual = str(judge.own_dtype).removeprefix("torch.")
-            mine = precision or usual
-            other = baseline_precision or ("float32" if plain is None else mine)
-            precisions = {"baseline": other, "candidate": mine}
-            referee = NearTieReferee(judge, [other, mine], bound)
-        requests = [(each, SamplingParams(temperature=0.0)) for each in _prompts(asked, judge)]
-        speaker = speaker_of(plain) if plain is not None else _speaking(judge)
-        with progress_bar("comparing", len(requests)) as done:
-            pairs = ask_both(requests, speaker, speaker_of(tested), max_tokens, concurrency)
-            report = judge_greedy(pairs, referee, done)
+        if reference_model is not None:
+            served = precision or str(reference_model.own_dtype).removeprefix("torch.")
+            other = baseline_precision or ("float32" if baseline_server is None else served)
+            precisions = {"baseline": other, "candidate": served}
+            referee = NearTieReferee(reference_model, [other, served], bound)
+        prompts_with_ids = _with_token_ids(loaded, reference_model)
+        requests = [(each, SamplingParams(temperature=0.0)) for each in prompts_with_ids]
+        source = (
+            _greedy_source(reference_model) if baseline_server is None else server_source(baseline_server)
+        )
+        with progress_bar("comparing", len(requests)) as progress:
+            pairs = request_pairs(requests, source, server_source(candidate_server), max_tokens, concurrency)
+            report = compare_greedy(pairs, referee, progress)
         report = replace(
             report,
-            notes=(*report.notes, *fault_notes(tested, plain)),
+            notes=(*report.notes, *fault_notes(candidate_server, baseline_server)),
             question={
                 "baseline": baseline,
                 "candidate": candidate,
-                "model": tested.model,
+                "model": candidate_server.model,
                 "reference": name,
                 "precision": precisions,
-                "tokens": max_tokens,
-                "at_once": concurrency,
+                "max_tokens": max_tokens,
+                "concurrency": concurrency,
             },
         )
         finish(report, as_json=as_json, page=output)
@@ -182,67 +184,73 @@ def seeded(
     as_json: AsJson = False,
     output: Output = None,
 ) -> None:
-    """Compare sampled answers with the same seeds, for servers that promise identical tokens.
+    """Compare outputs sampled with the same seeds, for servers that promise identical tokens.
 
-    Rounding shifts distributions slightly, in bfloat16 and float16 more than in float32, so a few answers may
-    differ. The audit reports a difference if answers differ more often than rounding explains.
+    Rounding shifts distributions slightly, in bfloat16 and float16 more than in float32, so a few outputs may
+    differ. The audit reports a difference if outputs differ more often than rounding explains.
 
     Exit code 0: identical, or no more differences than rounding explains. 1: a difference. 2: no verdict,
     also after Ctrl-C.
 
     Example: forerun audit seeded --baseline localhost:8001 --candidate localhost:8000 --num-seeds 8
     """
-    from forerun.audit.parity.answer_pairs import ask_both, speaker_of
-    from forerun.audit.parity.divergence_rate import can_say
-    from forerun.audit.parity.run import judge_seeded
+    from forerun.audit.parity.answer_pairs import request_pairs, server_source
+    from forerun.audit.parity.divergence_rate import can_emit
+    from forerun.audit.parity.run import compare_seeded
     from forerun.audit.prompts import read_prompts
     from forerun.audit.sampled.against_model import TokenReader
     from forerun.servers.endpoint import fault_notes
     from forerun.types import SamplingParams
 
-    with servers(model, api_key, dialect, timeout) as connect:
+    with server_connections(model, api_key, dialect, timeout) as connect:
         check_page(output)
-        asked = read_prompts(prompts, num_prompts)
-        tested = connect(candidate)
-        plain = connect(baseline)
-        judge = None if reference is None else _load(reference)
+        loaded = read_prompts(prompts, num_prompts)
+        candidate_server = connect(candidate)
+        baseline_server = connect(baseline)
+        reference_model = None if reference is None else _load(reference)
         sampling = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)
-        texts = _prompts(asked, judge) * num_seeds
-        requests = [(prompt, replace(sampling, seed=seed)) for seed, prompt in enumerate(texts)]
-        with progress_bar("comparing", len(requests)) as done:
-            pairs = ask_both(requests, speaker_of(plain), speaker_of(tested), max_tokens, concurrency)
-            possible = None if judge is None else partial(can_say, judge, TokenReader(judge))
-            report = judge_seeded(pairs, _allowance(plain, epsilon), possible, error_rate, done)
+        repeated = _with_token_ids(loaded, reference_model) * num_seeds
+        requests = [(prompt, replace(sampling, seed=seed)) for seed, prompt in enumerate(repeated)]
+        sources = server_source(baseline_server), server_source(candidate_server)
+        with progress_bar("comparing", len(requests)) as progress:
+            pairs = request_pairs(requests, *sources, max_tokens, concurrency)
+            possible = (
+                None
+                if reference_model is None
+                else partial(can_emit, reference_model, TokenReader(reference_model))
+            )
+            allowance = _allowance(baseline_server, epsilon)
+            report = compare_seeded(pairs, allowance, possible, error_rate, progress)
         report = replace(
             report,
-            notes=(*report.notes, *fault_notes(tested, plain)),
+            notes=(*report.notes, *fault_notes(candidate_server, baseline_server)),
             question={
                 "baseline": baseline,
                 "candidate": candidate,
-                "model": tested.model,
+                "model": candidate_server.model,
                 "reference": reference,
-                "tokens": max_tokens,
-                "seeds": num_seeds,
-                "settings": tested.dialect.settings(sampling),
-                "at_once": concurrency,
+                "max_tokens": max_tokens,
+                "num_seeds": num_seeds,
+                "settings": candidate_server.dialect.settings(sampling),
+                "concurrency": concurrency,
             },
         )
         finish(report, as_json=as_json, page=output)
 
 
-def _allowance(plain: Endpoint, epsilon: float | None) -> Allowance:
-    """What rounding may do: epsilon as given, or all of it by the server's own log-probabilities."""
-    from forerun.audit.rounding_error import OwnError, error_of_server
+def _allowance(baseline: Endpoint, epsilon: float | None) -> RoundingAllowance:
+    """The rounding to allow: epsilon as given, or measured on the baseline's log-probabilities."""
+    from forerun.audit.rounding_error import ServerRounding, measure_server
 
-    measured: dict[Prompt, OwnError] = {}
+    measured: dict[Prompt, ServerRounding] = {}
 
     def allowed(pair: AnswerPair) -> tuple[float, float]:
         if epsilon is not None:
             return epsilon, epsilon
         if pair.prompt not in measured:
-            measured[pair.prompt] = error_of_server(plain, pair.prompt, 4, 1)
-        own = measured[pair.prompt]
-        return own.sigma, own.epsilon(pair.sampling)
+            measured[pair.prompt] = measure_server(baseline, pair.prompt, 4, 1)
+        rounding = measured[pair.prompt]
+        return rounding.sigma, rounding.epsilon(pair.sampling)
 
     return allowed
 
@@ -252,26 +260,26 @@ def _load(name: str) -> Reference:
 
     from forerun.models.reference import Reference
 
-    with Console(stderr=True).status("loading the reference"):
+    with Console(stderr=True).status("loading the reference model"):
         return Reference(name)
 
 
-def _prompts(prompts: list[Prompt], judge: Reference | None) -> list[Prompt]:
-    """The prompts, as token ids where there is a reference that knows them."""
-    from forerun.audit.sampled.prepare import with_ids
+def _with_token_ids(prompts: list[Prompt], model: Reference | None) -> list[Prompt]:
+    """The prompts with token ids, if there is a reference model."""
+    from forerun.audit.sampled.prepare import with_token_ids
 
-    return prompts if judge is None else [with_ids(each, judge) for each in prompts]
+    return prompts if model is None else [with_token_ids(each, model) for each in prompts]
 
 
-def _speaking(judge: Reference | None) -> AnswerSource:
-    """The reference's own way to answer: greedily."""
+def _greedy_source(model: Reference | None) -> AnswerSource:
+    """Greedy outputs of the reference model."""
     from forerun.servers.endpoint import END, Completion
 
-    assert judge is not None
+    assert model is not None
 
-    def speak(prompt: Prompt, _: SamplingParams, num_tokens: int) -> Completion:
-        said = judge.greedy(prompt.ids, num_tokens)
-        ended = len(said) < num_tokens
-        return Completion((*said, END) if ended else tuple(said), prompt_ids=prompt.ids)
+    def generate(prompt: Prompt, _: SamplingParams, max_tokens: int) -> Completion:
+        tokens = model.greedy(prompt.ids, max_tokens)
+        ended = len(tokens) < max_tokens
+        return Completion((*tokens, END) if ended else tuple(tokens), prompt_ids=prompt.ids)
 
-    return speak
+    return generate

@@ -26,12 +26,12 @@ from forerun.cli.audit.show import (
     Timeout,
     check_page,
     finish,
-    servers,
+    server_connections,
 )
 from forerun.cli.console import check_writable
 
 if TYPE_CHECKING:
-    from forerun.audit.sampled.run import CaseRun, SamplingPlan
+    from forerun.audit.sampled.run import CaseRun, SampledAudit, SamplingPlan
     from forerun.audit.sampled.sweep import SweepCase
     from forerun.servers.endpoint import Endpoint
 
@@ -141,13 +141,13 @@ def sampled(
     """
     from forerun.audit.prompts import read_prompts
     from forerun.audit.report import INTERRUPTED
-    from forerun.audit.sample_journal import Journal, default_file
+    from forerun.audit.sample_journal import SampleJournal, default_path
     from forerun.audit.sampled.run import SampledAudit, SamplingPlan
     from forerun.audit.sampled.sweep import choose_settings, combine
     from forerun.audit.sampled.verdict import report
     from forerun.errors import ConfigurationError
 
-    with servers(model, api_key, dialect, timeout) as connect:
+    with server_connections(model, api_key, dialect, timeout) as connect:
         if (reference is None) == (baseline is None):
             raise ConfigurationError(
                 "nothing to test the server against: give --reference MODEL or --baseline URL, one of the two"
@@ -156,30 +156,33 @@ def sampled(
         if resume is None and keep is not None:
             _check_new(keep)
         plan = SamplingPlan(
-            target=bound,
+            target_bound=bound,
             num_samples=num_samples,
-            most_samples=max_samples,
+            max_samples=max_samples,
             num_tokens=max_tokens,
             error_rate=error_rate,
-            at_once=concurrency,
+            concurrency=concurrency,
             choices=choices,
         )
-        asked = read_prompts(prompts, num_prompts)
-        cases = combine(choose_settings(settings or []), asked, all_prompts=all_prompts)
-        tested = connect(candidate)
-        plain = None if baseline is None else connect(baseline)
-        question = _question(candidate, reference or baseline, tested, plan, cases, epsilon)
-        rows = _prepare(cases, tested, plain, reference, plan, epsilon)
-        journal = Journal(resume or keep or default_file("sampled"), question, resume=resume is not None)
-        before = tested.num_accepted()
-        audit = SampledAudit(rows, tested, plain, plan, journal)
+        loaded = read_prompts(prompts, num_prompts)
+        cases = combine(choose_settings(settings or []), loaded, all_prompts=all_prompts)
+        candidate_server = connect(candidate)
+        baseline_server = None if baseline is None else connect(baseline)
+        question = _question(candidate, reference or baseline, candidate_server, plan, cases, epsilon)
+        rows = _prepare(cases, candidate_server, baseline_server, reference, plan, epsilon)
+        journal = SampleJournal(
+            resume or keep or default_path("sampled"), question, resume=resume is not None
+        )
+        before = candidate_server.read_num_accepted()
+        audit = SampledAudit(rows, candidate_server, baseline_server, plan, journal)
         unfinished = _run(audit)
         notes = []
-        if unfinished != INTERRUPTED:  # then the connections are closed
-            notes.append(_told_accepted(before, tested.num_accepted(), sum(row.num_said for row in rows)))
+        if unfinished != INTERRUPTED:  # an interrupt closes the connections
+            num_tokens = sum(row.num_sampled_tokens for row in rows)
+            notes.append(_accepted_note(before, candidate_server.read_num_accepted(), num_tokens))
         if unfinished:
-            kept = sum(row.num_samples for row in rows)
-            notes.append(f"{kept:,} samples are kept: repeat the command with --resume {journal.file}")
+            saved = sum(row.num_samples for row in rows)
+            notes.append(f"{saved:,} samples are saved: repeat the command with --resume {journal.file}")
         found = report(audit, unfinished, question, notes)
         journal.close()
         finish(found, as_json=as_json, page=output)
@@ -197,29 +200,29 @@ def _check_new(keep: Path) -> None:
 
 def _prepare(
     cases: list[SweepCase],
-    tested: Endpoint,
-    plain: Endpoint | None,
+    candidate: Endpoint,
+    baseline: Endpoint | None,
     reference: str | None,
     plan: SamplingPlan,
     epsilon: float | None,
 ) -> list[CaseRun]:
-    """The rows, with how much rounding each is allowed."""
+    """The runs of all cases, with the rounding allowed for each."""
     from rich.console import Console
 
-    with Console(stderr=True).status("measuring how much the server rounds"):
-        if plain is not None:
+    with Console(stderr=True).status("measuring the server's rounding error"):
+        if baseline is not None:
             from forerun.audit.sampled.prepare import against_server
 
-            return against_server(cases, plain, plan, epsilon)
+            return against_server(cases, baseline, plan, epsilon)
         from forerun.audit.sampled.prepare import against_model
         from forerun.models.reference import Reference
 
         assert reference is not None
-        return against_model(cases, tested, Reference(reference), plan, epsilon)
+        return against_model(cases, candidate, Reference(reference), plan, epsilon)
 
 
-def _run(audit: Any) -> str:
-    """Ask and judge, with a bar that shows the evidence so far."""
+def _run(audit: SampledAudit) -> str:
+    """Run the audit with a progress bar that shows the evidence so far."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -231,48 +234,49 @@ def _run(audit: Any) -> str:
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=sum(row.planned for row in audit.rows))
+        task = progress.add_task("", total=sum(row.num_planned for row in audit.rows))
 
-        def watch(rows: list[CaseRun], evidence: float) -> None:
+        def update(rows: list[CaseRun], evidence: float) -> None:
             progress.update(
                 task,
                 completed=sum(row.num_samples for row in rows),
-                description=f"evidence {10**evidence:.2g} to 1" if evidence < 300 else "evidence is in",
+                description=f"e-value {10**evidence:.2g}" if evidence < 300 else "e-value > 1e300",
             )
 
-        unfinished: str = audit.run(watch)
-        return unfinished
+        return audit.run(update)
 
 
 def _question(
     candidate: str,
     against: str | None,
-    tested: Endpoint,
+    server: Endpoint,
     plan: SamplingPlan,
     cases: list[SweepCase],
     epsilon: float | None,
 ) -> dict[str, Any]:
-    """What the samples are samples of; an audit is resumed only if this is the same."""
+    """The configuration of the samples; an audit is resumed only if it is unchanged."""
     return {
         "candidate": candidate,
         "against": against,
-        "model": tested.model,
-        "dialect": tested.dialect.name,
+        "model": server.model,
+        "dialect": server.dialect.name,
         "cases": [
             [case.name, case.prompt.text or list(case.prompt.ids), str(case.sampling)] for case in cases
         ],
-        "tokens": plan.num_tokens,
-        "bound": plan.target,
-        "samples": [plan.num_samples, plan.most_samples],
+        "max_tokens": plan.num_tokens,
+        "bound": plan.target_bound,
+        "samples": [plan.num_samples, plan.max_samples],
         "error_rate": plan.error_rate,
         "epsilon": epsilon,
     }
 
 
-def _told_accepted(before: float | None, after: float | None, num_said: int) -> str:
-    """How many draft tokens the server accepted during the audit, if it has such a metric."""
+def _accepted_note(before: float | None, after: float | None, num_tokens: int) -> str:
+    """The number of draft tokens accepted during the audit, if the server has that metric."""
     if before is None or after is None:
         return "the server has no metric of accepted draft tokens"
     if after == before:
-        return "the server's metrics show no accepted draft token: without speculation, nothing was tested"
-    return f"{after - before:,.0f} accepted draft tokens by the server's metrics ({num_said:,} tokens tested)"
+        return "the server's metrics show no accepted draft token: the samples did not test speculation"
+    return (
+        f"{after - before:,.0f} accepted draft tokens by the server's metrics ({num_tokens:,} tokens tested)"
+    )

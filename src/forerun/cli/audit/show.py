@@ -1,4 +1,4 @@
-"""Options that audits share, and how a report is shown: a table, JSON or a page, and the exit code."""
+"""Options shared by all audits, and the output of a report: table, JSON, page and exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RENAMED: Final = {
     "--samples": "--num-samples",
     "--most-samples": "--max-samples",
 }
-"""Old names of options of audits, with their new names."""
+"""Deprecated option names, with their new names."""
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=OUTPUT)
@@ -90,7 +90,7 @@ Prompts = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="One prompt a line, as text or as JSON with `prompt` or `turns`.",
+        help="One prompt per line, as text or as JSON with `prompt` or `turns`.",
         show_default="four built-in prompts",
         rich_help_panel=REQUESTS,
     ),
@@ -103,7 +103,10 @@ NumPrompts = Annotated[
 ErrorRate = Annotated[
     float,
     typer.Option(
-        min=1e-9, max=0.5, help="The chance that a faultless server is reported.", rich_help_panel=TEST
+        min=1e-9,
+        max=0.5,
+        help="Probability that a faultless server is reported as different.",
+        rich_help_panel=TEST,
     ),
 ]
 Epsilon = Annotated[
@@ -119,23 +122,21 @@ Epsilon = Annotated[
 
 
 @contextmanager
-def servers(
+def server_connections(
     model: str | None, api_key: str, dialect: str | None, timeout: float
 ) -> Iterator[Callable[[str], Endpoint]]:
-    """A function that connects to a server; connections are closed at the end."""
+    """Yields a function that connects to a server; connections are closed on exit."""
     from forerun.errors import ConfigurationError, did_you_mean
     from forerun.servers.dialects import DIALECTS
     from forerun.servers.endpoint import Endpoint
 
-    with ExitStack() as stack, judging():
+    with ExitStack() as stack, no_verdict_on_error():
 
         def connect(url: str) -> Endpoint:
             if dialect is not None and dialect not in DIALECTS:
-                raise ConfigurationError(
-                    f"no dialect is called {dialect!r}; {did_you_mean(dialect, DIALECTS)}"
-                )
-            spoken = None if dialect is None else DIALECTS[dialect]
-            server = Endpoint(url, model=model, api_key=api_key, dialect=spoken, timeout=timeout)
+                raise ConfigurationError(f"unknown dialect {dialect!r}; {did_you_mean(dialect, DIALECTS)}")
+            known = None if dialect is None else DIALECTS[dialect]
+            server = Endpoint(url, model=model, api_key=api_key, dialect=known, timeout=timeout)
             stack.callback(server.close)
             return server
 
@@ -143,8 +144,8 @@ def servers(
 
 
 @contextmanager
-def judging() -> Iterator[None]:
-    """An audit that cannot be finished ends with one line and exit code 2: there is no verdict."""
+def no_verdict_on_error() -> Iterator[None]:
+    """End an audit that cannot finish with one line and exit code 2: no verdict."""
     from forerun.audit.report import INTERRUPTED
     from forerun.errors import ForerunError
 
@@ -158,7 +159,7 @@ def judging() -> Iterator[None]:
     except (ForerunError, OSError) as error:
         typer.echo(f"no verdict: {error}", err=True)
         raise typer.Exit(2) from error
-    except Exception as error:  # a fault of ours must not look like a finding
+    except Exception as error:  # a bug of forerun must not look like a difference
         typer.echo(f"no verdict:\n{traceback.format_exc()}", err=True)
         raise typer.Exit(2) from error
 
@@ -174,18 +175,18 @@ def check_page(page: Path | None, *, with_figures: bool = True) -> None:
 
 
 def is_url(text: str) -> bool:
-    """Whether this is a server and not the directory of a model."""
+    """Whether this names a server rather than the directory of a model."""
     if Path(text).is_dir():
         return False
     return text.startswith(("http://", "https://")) or _HOST_AND_PORT.fullmatch(text) is not None
 
 
 def finish(report: AuditReport, *, as_json: bool, page: Path | None = None) -> NoReturn:
-    """Show a report and end with its exit code."""
+    """Print the report, write its page and exit with its exit code."""
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=2))
     else:
-        show(report)
+        print_report(report)
     if page is not None:
         from forerun.audit.report_page import write_page
 
@@ -193,15 +194,15 @@ def finish(report: AuditReport, *, as_json: bool, page: Path | None = None) -> N
     raise typer.Exit(report.verdict.exit_code)
 
 
-def show(report: AuditReport) -> None:
-    """The table, the notes and the verdict, for people."""
+def print_report(report: AuditReport) -> None:
+    """Print the table, the notes and the verdict."""
     from rich.console import Console
 
-    from forerun.audit.report_format import summary
+    from forerun.audit.report_format import summary_lines
 
     console = Console()
     console.print(_table(report))
-    for line in summary(report):
+    for line in summary_lines(report):
         console.print(f"  {line}", highlight=False, markup=False)
     style = _style(report.verdict)
     console.print(
@@ -224,10 +225,10 @@ def _table(report: AuditReport) -> Table:
 def _cell(key: str, value: Any) -> str:
     from rich.markup import escape
 
-    from forerun.audit.report_format import cell
+    from forerun.audit.report_format import format_cell
 
     if key != "finding":
-        return escape(cell(value))
+        return escape(format_cell(value))
     good = value in {"same", "near-tie", "equal", "bounded", "agrees", "caught"}
     colour = "green" if good else "bold red" if value == "difference" or "NOT" in value else "yellow"
     return f"[{colour}]{value}[/]"

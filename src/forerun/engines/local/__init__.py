@@ -1,11 +1,11 @@
-"""Continuous batching on transformers' models: admit, guess, read, judge, commit.
+"""Continuous batching on transformers models: schedule, draft, forward, verify, commit.
 
-- `request`: what is asked for, and what comes back
-- `ending`: when an answer is over; `sequence`: a request on its way
-- `guessing`: who guesses for whom, into one tree, as far as it pays
-- `judging`: which guesses stand, and whose logits are broken
-- `engine`: `step()`, which is all of it
-- `llm`: `generate` and `LLM`, for people
+- `request`: requests, results and their statistics
+- `stop_checker`: stop conditions and incremental text; `running_request`: an admitted request
+- `speculator`: the drafters of a batch, merged into one tree per request, as deep as it pays
+- `verification`: verifies a batch; a request with broken logits fails alone
+- `engine`: `step()`, the loop
+- `llm`: `generate` and `LLM`, the Python API
 - `startup`: one-time work of a first run, logged
-- `trace`, `stories`, `page`: what happened, round by round: written as lines, read back, drawn
+- `trace_writer`, `trace_reader`, `trace_page`: every step as JSON lines, and as an HTML page
 """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
@@ -18,28 +17,28 @@ from forerun.engines.local.request import Request, Result, Update
 from forerun.engines.local.startup import log_compilation
 from forerun.engines.local.trace_writer import TraceWriter
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
-from forerun.models.loading import device_of, ends_of, load_model, load_tokenizer
+from forerun.models.loading import get_eos_token_ids, load_model, load_tokenizer, resolve_device
 from forerun.models.runner import Runner
 from forerun.models.tokenization import PromptLike, check_same_vocabulary, encode
 from forerun.types import Drafter, SamplingParams
 
-Who: TypeAlias = str | Drafter | Many[str | Drafter]
-"""Who guesses: `auto`, `none`, names of drafters, `model:PATH`, `module:class`, drafters themselves."""
+DrafterSpec: TypeAlias = str | Drafter | Sequence[str | Drafter]
+"""Drafters: `auto`, `none`, names, `model:PATH`, `module:class`, drafter objects, or several of these."""
 
 BRANCHES: Final = 3
-"""Children of a node that a draft model's tree goes on with."""
+"""Children per node in the tree of a draft model."""
 
-LONGEST: Final = 8192
-"""Tokens of a text that room is kept for, unless told otherwise."""
+DEFAULT_MAX_LENGTH: Final = 8192
+"""Maximum tokens of prompt and output together, unless `max_length` is given."""
 
 
 class LLM:
-    """A model that stays loaded.
+    """A loaded model that generates with speculative decoding.
 
-    `model` is a directory, a name, or a model of transformers (which comes with its `tokenizer`, if text is
-    wanted). By name, it is loaded onto `device`: a GPU if there is one, unless given. Memory for `max_batch`
-    requests of `max_length` tokens is allocated at the start. With `tree` off, drafts are chains. `config`
-    has every other setting of speculation; `drafter` takes precedence over its drafters unless it is `auto`.
+    `model` is a directory, a name, or a transformers model (pass its `tokenizer` too, to use text). A model
+    by name is loaded onto `device`, by default a GPU if there is one. Memory for `max_batch` requests of
+    `max_length` tokens is allocated at the start. With `tree` off, drafts are chains. `config` has every
+    other setting of speculation; `drafter` takes precedence over its drafters unless it is `auto`.
 
     In float32, greedy and seeded output is identical to non-speculative decoding, token for token, and
     unseeded output has its distribution. In bfloat16 and float16, logits change in their last bits with the
@@ -47,10 +46,10 @@ class LLM:
     non-speculative decoding there.
     """
 
-    def __init__(  # noqa: PLR0913  (what people may set, by name)
+    def __init__(  # noqa: PLR0913  (keyword settings of the public API)
         self,
         model: str | Path | Any,
-        drafter: Who = "auto",
+        drafter: DrafterSpec = "auto",
         *,
         tokenizer: Any = None,
         dtype: str | torch.dtype | None = None,
@@ -63,19 +62,19 @@ class LLM:
         by_name = isinstance(model, str | Path)
         if device is not None and not by_name:
             raise ConfigurationError(
-                "device is for a model by name: one that is handed over stays where it is"
+                "device applies to a model given by name; move a model object to its device before passing it"
             )
-        target: Any = load_model(model, _dtype(dtype), device_of(device)) if by_name else model
+        target: Any = load_model(model, _dtype(dtype), resolve_device(device)) if by_name else model
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
-        config, given, usual = _named(drafter, config or SpeculationConfig())
+        config, given, default_drafters = _resolve_drafters(drafter, config or SpeculationConfig())
         with log_compilation():
-            runner = Runner(target, num_slots=max_batch, max_length=max_length or LONGEST)
+            runner = Runner(target, num_slots=max_batch, max_length=max_length or DEFAULT_MAX_LENGTH)
             self.engine = Engine(
                 runner,
                 self._drafters(config, given, runner, tree),
-                usual=usual,
+                default_drafters=default_drafters,
                 tokenizer=self.tokenizer,
-                ends=ends_of(target),
+                eos_token_ids=get_eos_token_ids(target),
                 config=config,
             )
         self._ids = count()
@@ -83,7 +82,7 @@ class LLM:
     def _drafters(
         self, config: SpeculationConfig, given: Mapping[str, Drafter], target: Runner, tree: bool
     ) -> dict[str, Drafter]:
-        """The drafters that are named and given, warmed up; none without draft tokens."""
+        """The named and the given drafters, warmed up; none if `max_draft` is 0."""
         if not config.max_draft:
             return {}
         drafters = make_drafters(config, chain=not tree) | {
@@ -94,7 +93,7 @@ class LLM:
         return drafters
 
     def _draft_model(self, path: str, target: Runner, tree: bool) -> Drafter:
-        """A drafter that runs a smaller model where the target is, with as many slots."""
+        """A draft model on the target's device, with as many slots."""
         if self.tokenizer is not None:
             check_same_vocabulary(self.tokenizer, _draft_tokenizer(path))
         model = load_model(path, target.model.dtype, target.model.device)
@@ -106,21 +105,21 @@ class LLM:
 
     @overload
     def generate(
-        self, prompts: Many[PromptLike], *, progress: Callable[[int], None] = ..., **settings: Any
+        self, prompts: Sequence[PromptLike], *, progress: Callable[[int], None] = ..., **settings: Any
     ) -> list[Result]: ...
 
     def generate(
         self,
-        prompts: str | Many[PromptLike],
+        prompts: str | Sequence[PromptLike],
         *,
         progress: Callable[[int], None] = lambda _: None,
         **settings: Any,
     ) -> Result | list[Result]:
-        """Answer prompts: a list for a list, one answer for one text.
+        """Generate outputs: one result for one text, a list of results for a list of prompts.
 
         `settings` are those of `SamplingParams` (temperature, seed, top_p, ...) and of `Request` (max_tokens,
-        stop, max_draft, ...); temperature is 0 unless given. In a list, a prompt that cannot be answered
-        fails alone: its result says why.
+        stop, max_draft, ...); temperature is 0 unless given. In a list, an invalid prompt fails alone; its
+        result has the error.
         """
         if isinstance(prompts, str):
             (result,) = self.generate([prompts], **settings)
@@ -135,24 +134,24 @@ class LLM:
         return [results[name] for name in sorted(results, key=int)]
 
     def stream(
-        self, prompts: Many[PromptLike], *, tracer: TraceWriter | None = None, **settings: Any
+        self, prompts: Sequence[PromptLike], *, tracer: TraceWriter | None = None, **settings: Any
     ) -> Generator[Update, None, None]:
-        """Answer prompts and show every step on the way; ids are numbers, in the order of the prompts."""
+        """Generate outputs and yield every step's updates; ids are numbers in the order of the prompts."""
         if self.engine.num_unfinished:
-            raise InvalidRequest("this LLM is answering other prompts: read their stream to its end first")
-        make = _maker({"temperature": 0.0, **settings})
+            raise InvalidRequest("this LLM has an unfinished stream; exhaust or close it first")
+        make_request = _request_factory({"temperature": 0.0, **settings})
         names: list[str] = []
         try:
             for prompt in prompts:
                 names.append(str(next(self._ids)))
-                refused = self._add(names[-1], prompt, make, tracer)
-                if refused is not None:
-                    yield refused
+                rejected = self._add(names[-1], prompt, make_request, tracer)
+                if rejected is not None:
+                    yield rejected
             for update in self.engine.stream():
                 if tracer is not None:
                     tracer.update(update)
                 yield update
-        finally:  # whoever reads may stop reading
+        finally:  # the caller may close the stream early
             for name in names:
                 self.engine.cancel(name)
             list(self.engine.stream())
@@ -161,13 +160,13 @@ class LLM:
         self,
         name: str,
         prompt: PromptLike,
-        make: Callable[[str, tuple[int, ...]], Request],
+        make_request: Callable[[str, tuple[int, ...]], Request],
         tracer: TraceWriter | None,
     ) -> Update | None:
-        """Ask the engine; an update that says why, if it cannot be asked that."""
+        """Add a request to the engine; returns an update with the error if it is invalid."""
         try:
-            tokens = _encoded(self.tokenizer, prompt)
-            self.engine.add(make(name, tuple(tokens)))
+            tokens = _encode(self.tokenizer, prompt)
+            self.engine.add(make_request(name, tuple(tokens)))
         except ForerunError as error:
             return Update(name, result=Result(name, "", (), "error", error=error))
         if tracer is not None:
@@ -176,19 +175,21 @@ class LLM:
 
 
 @overload
-def generate(model: str | Path | Any, prompts: str, drafter: Who = ..., **settings: Any) -> Result: ...
+def generate(
+    model: str | Path | Any, prompts: str, drafter: DrafterSpec = ..., **settings: Any
+) -> Result: ...
 
 
 @overload
 def generate(
-    model: str | Path | Any, prompts: Many[PromptLike], drafter: Who = ..., **settings: Any
+    model: str | Path | Any, prompts: Sequence[PromptLike], drafter: DrafterSpec = ..., **settings: Any
 ) -> list[Result]: ...
 
 
 def generate(
     model: str | Path | Any,
-    prompts: str | Many[PromptLike],
-    drafter: Who = "auto",
+    prompts: str | Sequence[PromptLike],
+    drafter: DrafterSpec = "auto",
     *,
     dtype: str | torch.dtype | None = None,
     device: str | None = None,
@@ -197,7 +198,7 @@ def generate(
     config: SpeculationConfig | None = None,
     **settings: Any,
 ) -> Result | list[Result]:
-    """Load a model, answer prompts, and free it; `LLM` keeps it, and documents the arguments that load it.
+    """Load a model, generate outputs, and free it; `LLM` keeps it loaded and documents the arguments.
 
     `settings` are those of `LLM.generate`. Greedy and seeded output is identical to non-speculative decoding
     in float32; in bfloat16 and float16 near-ties of logits can resolve differently.
@@ -214,25 +215,28 @@ def generate(
     return llm.generate(prompts, **settings)
 
 
-def _named(
-    drafter: Who, config: SpeculationConfig
+def _resolve_drafters(
+    drafter: DrafterSpec, config: SpeculationConfig
 ) -> tuple[SpeculationConfig, dict[str, Drafter], tuple[str, ...]]:
-    """The configuration with whoever is named, the drafters that were given as they are, and who of all these
-    guesses if a request does not say. `auto` is what the configuration says.
+    """The configuration with the named drafters, the given drafter objects by name, and the default drafters.
+
+    `auto` keeps the drafters of the configuration.
     """
-    several: Many[str | Drafter] = [drafter] if isinstance(drafter, str | Drafter) else drafter
-    if not several:
-        raise ConfigurationError("nobody is named to guess: say auto, or none for plain decoding")
-    names = [name.strip() for each in several if isinstance(each, str) for name in each.split(",")]
+    specs: Sequence[str | Drafter] = [drafter] if isinstance(drafter, str | Drafter) else drafter
+    if not specs:
+        raise ConfigurationError(
+            "the list of drafters is empty; use auto, or none for non-speculative decoding"
+        )
+    names = [name.strip() for each in specs if isinstance(each, str) for name in each.split(",")]
     given: dict[str, Drafter] = {}
-    for each in several:
+    for each in specs:
         if not isinstance(each, str):
             name = type(each).__name__
             given[name if name not in given else f"{name} {len(given) + 1}"] = each
     paths = [name.removeprefix("model:") for name in names if name.startswith("model:")]
     others = tuple(name for name in names if not name.startswith("model:"))
     if len(paths) > 1:
-        raise ConfigurationError(f"one draft model at a time can guess; got {', '.join(paths)}")
+        raise ConfigurationError(f"expected at most one draft model; got {', '.join(paths)}")
     changes: dict[str, Any] = {"draft_model": paths[0]} if paths else {}
     if others == ("none",):
         changes["max_draft"] = 0
@@ -245,35 +249,35 @@ def _named(
     return config, given, (*by_name, *given, "model")
 
 
-def _encoded(tokenizer: Any, prompt: PromptLike) -> list[int]:
-    """The token ids of a prompt, with an error of ours if there are none."""
+def _encode(tokenizer: Any, prompt: PromptLike) -> list[int]:
+    """The token ids of a prompt; every failure is a `ForerunError`."""
     try:
         return encode(tokenizer, prompt)
     except ForerunError:
         raise
-    except Exception as error:  # chat templates raise what they like
-        raise InvalidRequest(f"the prompt cannot be read: {error}") from error
+    except Exception as error:  # a chat template may raise anything
+        raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
 
 
-def _maker(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Request]:
-    """Makes requests with these settings, some of which are about sampling; raises where one is unknown."""
-    asked = dict(settings)
+def _request_factory(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Request]:
+    """A function that makes requests with these settings; raises if one of them is unknown."""
+    given = dict(settings)
     known = {each.name for each in fields(SamplingParams)}
-    sampling = SamplingParams(**{name: asked.pop(name) for name in known & asked.keys()})
-    unknown = asked.keys() - {each.name for each in fields(Request)} | asked.keys() & {
+    sampling = SamplingParams(**{name: given.pop(name) for name in known & given.keys()})
+    unknown = given.keys() - {each.name for each in fields(Request)} | given.keys() & {
         "id",
         "prompt",
         "sampling",
     }
     if unknown:
-        raise InvalidRequest(f"no setting is called {min(unknown)!r}; see SamplingParams and Request")
-    stop = asked.pop("stop", None) or ()
-    asked["stop"] = (stop,) if isinstance(stop, str | int) else tuple(stop)
-    return lambda name, prompt: Request(id=name, prompt=prompt, sampling=sampling, **asked)
+        raise InvalidRequest(f"unknown setting {min(unknown)!r}; see SamplingParams and Request")
+    stop = given.pop("stop", None) or ()
+    given["stop"] = (stop,) if isinstance(stop, str | int) else tuple(stop)
+    return lambda name, prompt: Request(id=name, prompt=prompt, sampling=sampling, **given)
 
 
 def _tokenizer(model: str | Path) -> Any:
-    """The tokenizer of a model, or None: token ids can be read without."""
+    """The tokenizer of a model, or None: prompts of token ids need none."""
     try:
         return load_tokenizer(model)
     except UnreadableModel:
@@ -281,7 +285,7 @@ def _tokenizer(model: str | Path) -> Any:
 
 
 def _draft_tokenizer(path: str) -> Any:
-    """The tokenizer of a draft model, which is compared with the target's."""
+    """The tokenizer of a draft model, to compare with the target's."""
     try:
         return load_tokenizer(path)
     except UnreadableModel as error:
@@ -292,10 +296,10 @@ def _draft_tokenizer(path: str) -> Any:
 
 
 def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
-    """A precision by its name."""
+    """A dtype by its name."""
     if given is None or isinstance(given, torch.dtype):
         return given
     dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(given, given), None)
     if not isinstance(dtype, torch.dtype):
-        raise ConfigurationError(f"no precision is called {given!r}; there are bfloat16, float16, float32")
+        raise ConfigurationError(f"unknown dtype {given!r}; expected bfloat16, float16 or float32")
     return dtype

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and what comes back."""
+"""Requests to the engine, and their results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt, how its answer is drawn, when it ends, and how far may be guessed.
+    """A prompt, its sampling parameters, its stop conditions and its speculation settings.
 
-    `stop` are texts and token ids that end the answer; the model's own end tokens do too unless `ignore_end`.
-    `drafters` are asked together, everybody the engine has by default; `max_draft` 0 is plain decoding.
-    `salt`: text is shared, where sharing is on, only between requests of one salt.
+    `stop` are texts and token ids that end the output; end-of-sequence tokens do too unless `ignore_end`.
+    `drafters` draft together, by default all of the engine's; `max_draft` 0 is non-speculative decoding.
+    `salt`: outputs are shared, where sharing is enabled, only between requests with the same salt.
     """
 
     id: str
@@ -44,58 +44,58 @@ class Request:
         for each in self.stop:
             if isinstance(each, bool) or not isinstance(each, str | int) or each == "":
                 raise InvalidRequest(
-                    f"stop holds {each!r}, a {type(each).__name__}; it may hold texts and token ids"
+                    f"stop holds {each!r}, a {type(each).__name__}; expected texts and token ids"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterStats:
-    """Guesses of one drafter: how many were checked, and how many stood."""
+    """Verified and accepted draft tokens of one drafter."""
 
-    num_guesses: int = 0
+    num_draft_tokens: int = 0
     num_accepted: int = 0
 
     @property
-    def acceptance(self) -> float:
-        """The share of guesses that stood."""
-        return self.num_accepted / self.num_guesses if self.num_guesses else 0.0
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over verified draft tokens."""
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What an answer took: passes of the target that gave it a token, guesses, seconds."""
+    """Statistics of one output. A step is a target forward pass that emitted tokens for it."""
 
     num_tokens: int = 0
-    num_passes: int = 0
-    num_guesses: int = 0
+    num_steps: int = 0
+    num_draft_tokens: int = 0
     num_accepted: int = 0
-    seconds_to_first: float = 0.0
+    ttft_seconds: float = 0.0
     seconds: float = 0.0
     by_drafter: Mapping[str, DrafterStats] = field(default_factory=dict)
 
     @property
-    def tokens_per_pass(self) -> float:
-        """Plain decoding has 1."""
-        return self.num_tokens / self.num_passes if self.num_passes else 0.0
+    def tokens_per_step(self) -> float:
+        """Tokens emitted per target forward pass; non-speculative decoding has 1."""
+        return self.num_tokens / self.num_steps if self.num_steps else 0.0
 
     @property
-    def acceptance(self) -> float:
-        """The share of guesses that stood."""
-        return self.num_accepted / self.num_guesses if self.num_guesses else 0.0
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over verified draft tokens."""
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as values."""
+        """The fields as JSON values."""
         return {
             "tokens": self.num_tokens,
-            "passes": self.num_passes,
-            "tokens_per_pass": self.tokens_per_pass,
-            "guesses": self.num_guesses,
+            "steps": self.num_steps,
+            "tokens_per_step": self.tokens_per_step,
+            "draft_tokens": self.num_draft_tokens,
             "accepted": self.num_accepted,
-            "acceptance": self.acceptance,
-            "seconds_to_first": self.seconds_to_first,
+            "acceptance_rate": self.acceptance_rate,
+            "ttft_seconds": self.ttft_seconds,
             "seconds": self.seconds,
             "by_drafter": {
-                name: {"guesses": each.num_guesses, "accepted": each.num_accepted}
+                name: {"draft_tokens": each.num_draft_tokens, "accepted": each.num_accepted}
                 for name, each in self.by_drafter.items()
             },
         }
@@ -103,7 +103,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An answer. `finish_reason` says why it ended; with "error", `error` says what went wrong."""
+    """The output of a request. `error` is set where `finish_reason` is "error"."""
 
     id: str
     text: str
@@ -113,7 +113,7 @@ class Result:
     error: ForerunError | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as values."""
+        """The fields as JSON values."""
         return {
             "id": self.id,
             "text": self.text,
@@ -125,10 +125,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What a step did for a request: tokens committed, the text that is sure by now, and how it went.
+    """One request's outcome of a step: the tokens committed, the text that is final now, draft and verdict.
 
-    Of draft and verdict all is there, also what a stop cut off. `result` comes with the last update.
-    `survival` are the probabilities that the controller chose the draft tokens with.
+    `draft` and `verdict` include tokens that a stop cut off. The last update has a `result`. `survival` are
+    the probabilities with which the controller chose the draft tokens.
     """
 
     id: str

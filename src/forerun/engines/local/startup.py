@@ -39,19 +39,19 @@ def log_compilation() -> Iterator[None]:
 def profile_step_cost(seconds: Callable[[int], float], max_rows: int) -> StepCost:
     """Measure the step-cost curve up to `max_rows` rows; `seconds` times one forward pass of that many."""
     began = time.perf_counter()
-    num_passes = 0
+    num_forward_passes = 0
 
     def timed(rows: int) -> float:
-        nonlocal num_passes
-        num_passes += 1
-        logger.debug("profiling step costs: forward pass %d, %d rows", num_passes, rows)
+        nonlocal num_forward_passes
+        num_forward_passes += 1
+        logger.debug("profiling step costs: forward pass %d, %d rows", num_forward_passes, rows)
         return seconds(rows)
 
     logger.info("profiling step costs of the model (once per model, machine and batch size)")
     cost = StepCost.profile(timed, max_rows)
     logger.info(
         "profiled step costs: %d forward passes of up to %d rows in %.1f s",
-        num_passes,
+        num_forward_passes,
         int(cost.rows[-1]),
         time.perf_counter() - began,
     )

@@ -1,6 +1,6 @@
-"""A trace as one page that needs nothing else: no script, no network.
+"""A trace as one self-contained HTML page, without scripts and network access.
 
-The text in colours, a bar for every step, and every step with its draft tree.
+It shows each output with accepted tokens in colour, a bar per step, and the draft tree of every step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-from forerun.engines.local.trace_reader import RequestTrace, best_dropped
+from forerun.engines.local.trace_reader import RequestTrace, best_rejected
 from forerun.types import ROOT
 
 _PAGE: Final = Template("""<!doctype html>
@@ -23,12 +23,12 @@ _PAGE: Final = Template("""<!doctype html>
 <title>forerun trace: $title</title>
 <style>
 :root { color-scheme: light dark; --text: #212529; --page: #ffffff; --panel: #f1f3f5; --line: #dee2e6;
-  --faint: #6c757d; --kept: #237032; --keptbg: #e6f4ea; --own: #1c5fb0; --ownbg: #e3eefb;
-  --dropped: #c92a2a; --keptbar: #40a85b; --ownbar: #1c5fb0 }
+  --faint: #6c757d; --accepted: #237032; --acceptedbg: #e6f4ea; --target: #1c5fb0; --targetbg: #e3eefb;
+  --rejected: #c92a2a; --acceptedbar: #40a85b; --targetbar: #1c5fb0 }
 @media (prefers-color-scheme: dark) {
 :root { --text: #dee2e6; --page: #16191d; --panel: #24292f; --line: #3a4149;
-  --faint: #9aa3ad; --kept: #7bd88f; --keptbg: #173a22; --own: #8fc1ff; --ownbg: #16304f;
-  --dropped: #ff8787; --keptbar: #40a85b; --ownbar: #4d8fe0 }
+  --faint: #9aa3ad; --accepted: #7bd88f; --acceptedbg: #173a22; --target: #8fc1ff; --targetbg: #16304f;
+  --rejected: #ff8787; --acceptedbar: #40a85b; --targetbar: #4d8fe0 }
 }
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
   color: var(--text); background: var(--page) }
@@ -38,15 +38,15 @@ h3 { font-size: 1rem; margin: 1.6rem 0 .4rem }
 .facts li { background: var(--panel); border-radius: .5rem; padding: .45rem .9rem }
 .facts b { font-size: 1.15rem; display: block }
 .legend span { margin-right: 1.2rem }
-.kept { color: var(--kept); background: var(--keptbg) }
-.own { color: var(--own); background: var(--ownbg) }
-.kept, .own { border-radius: .2rem; padding: .05rem 0 }
-.dropped { color: var(--dropped); text-decoration: line-through }
-.prompt, .by, .n { color: var(--faint) }
+.accepted { color: var(--accepted); background: var(--acceptedbg) }
+.target { color: var(--target); background: var(--targetbg) }
+.accepted, .target { border-radius: .2rem; padding: .05rem 0 }
+.rejected { color: var(--rejected); text-decoration: line-through }
+.prompt, .drafter, .n { color: var(--faint) }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 1rem; border: 1px solid var(--line);
   border-radius: .5rem; line-height: 1.8 }
 svg { width: 100%; height: auto; display: block }
-rect.keptbar { fill: var(--keptbar) } rect.ownbar { fill: var(--ownbar) }
+rect.acceptedbar { fill: var(--acceptedbar) } rect.targetbar { fill: var(--targetbar) }
 svg line { stroke: var(--line) } svg text { fill: var(--faint) }
 details { border-bottom: 1px solid var(--line); padding: .25rem 0 }
 summary { cursor: pointer; font: .85rem/1.5 ui-monospace, monospace; white-space: pre-wrap;
@@ -58,126 +58,135 @@ ul.tree { font: .8rem/1.5 ui-monospace, monospace; list-style: none; padding-lef
 </head>
 <body>
 <h1>forerun trace</h1>
-<p class="legend"><span class="kept">accepted draft token</span>
-<span class="own">bonus or recovered token</span> <span class="dropped">rejected draft token</span>
-<span class="by">drafter, and the survival probability with which the controller decided</span></p>
-$stories
+<p class="legend"><span class="accepted">accepted draft token</span>
+<span class="target">bonus or recovered token</span> <span class="rejected">rejected draft token</span>
+<span class="drafter">drafter, survival probability that the controller used</span></p>
+$requests
 </body>
 </html>
 """)
 
 
-def write_page(stories: Sequence[RequestTrace], file: Path) -> None:
-    """Write the page."""
-    title = escape(stories[0].prompt[:60]) or "rounds"
+def write_page(traces: Sequence[RequestTrace], file: Path) -> None:
+    """Write the page of a trace."""
+    title = escape(traces[0].prompt[:60]) or "steps"
     file.write_text(
-        _PAGE.substitute(title=title, stories="\n".join(_story(story) for story in stories)),
+        _PAGE.substitute(title=title, requests="\n".join(_request(trace) for trace in traces)),
         encoding="utf-8",
     )
 
 
-def _story(story: RequestTrace) -> str:
-    """One request: its counts, its text, its steps."""
+def _request(trace: RequestTrace) -> str:
+    """One request: its statistics, its output, its steps."""
     return f"""<section>
-<h2>Request {escape(story.id)}</h2>
-<ul class="facts">{_facts(story)}</ul>
-<p class="text"><span class="prompt">{escape(story.prompt)}</span>{_text(story)}</p>
-{_bars(story)}
+<h2>Request {escape(trace.id)}</h2>
+<ul class="facts">{_facts(trace)}</ul>
+<p class="text"><span class="prompt">{escape(trace.prompt)}</span>{_output(trace)}</p>
+{_bars(trace)}
 <h3>Steps</h3>
-{"".join(_round(number, story) for number in range(len(story.rounds)))}
+{"".join(_step(number, trace) for number in range(len(trace.steps)))}
 </section>"""
 
 
-def _facts(story: RequestTrace) -> str:
-    num_tokens = sum(len(row["said"]) for row in story.rounds)
-    num_guesses = sum(len(row["guesses"]) for row in story.rounds)
-    num_kept = sum(len(row["accepted"]) for row in story.rounds)
-    num_rounds = max(1, len(story.rounds))
-    seconds = story.rounds[-1]["seconds"] - story.rounds[0]["seconds"] if story.rounds else 0.0
+def _facts(trace: RequestTrace) -> str:
+    num_tokens = sum(len(step["tokens"]) for step in trace.steps)
+    num_draft_tokens = sum(len(step["draft_tokens"]) for step in trace.steps)
+    num_accepted = sum(len(step["accepted"]) for step in trace.steps)
+    seconds = trace.steps[-1]["seconds"] - trace.steps[0]["seconds"] if trace.steps else 0.0
     facts = {
         "tokens": str(num_tokens),
-        "steps": str(len(story.rounds)),
-        "tokens per step": f"{num_tokens / num_rounds:.2f}",
-        "draft tokens accepted": f"{num_kept} of {num_guesses}",
+        "steps": str(len(trace.steps)),
+        "tokens per step": f"{num_tokens / max(1, len(trace.steps)):.2f}",
+        "acceptance rate": f"{num_accepted / num_draft_tokens:.0%}"
+        if num_draft_tokens
+        else "no draft tokens",
+        "draft tokens accepted": f"{num_accepted} of {num_draft_tokens}",
         "first to last token": f"{seconds:.2f} s",
-        "ended by": str(story.result.get("finish_reason", "unknown: the trace is incomplete")),
+        "finish reason": str(trace.result.get("finish_reason", "unknown: the trace is incomplete")),
     }
     return "".join(f"<li><b>{escape(value)}</b>{name}</li>" for name, value in facts.items())
 
 
-def _text(story: RequestTrace) -> str:
+def _output(trace: RequestTrace) -> str:
     """The output, in colours."""
     return "".join(
-        _span("kept" if place < len(row["accepted"]) else "own", token["text"])
-        for row in story.rounds
-        for place, token in enumerate(row["said"])
+        _span("accepted" if position < len(step["accepted"]) else "target", token["text"])
+        for step in trace.steps
+        for position, token in enumerate(step["tokens"])
     )
 
 
-def _bars(story: RequestTrace) -> str:
+def _bars(trace: RequestTrace) -> str:
     """Tokens of each step: accepted draft tokens on top of the bonus or recovered one."""
-    most = max((len(row["said"]) for row in story.rounds), default=1)
-    width, height = min(40, 1000 / max(1, len(story.rounds))), 110 / max(most, 4)
+    max_tokens = max((len(step["tokens"]) for step in trace.steps), default=1)
+    width, height = min(40, 1000 / max(1, len(trace.steps))), 110 / max(max_tokens, 4)
     bars = []
-    for number, row in enumerate(story.rounds):
-        kept, own = len(row["accepted"]), len(row["said"]) - len(row["accepted"])
-        x, wide = number * width, max(width - min(2, width / 5), 0.5)
+    for number, step in enumerate(trace.steps):
+        num_tokens, num_accepted = len(step["tokens"]), len(step["accepted"])
+        num_target = num_tokens - num_accepted
+        x, bar_width = number * width, max(width - min(2, width / 5), 0.5)
         tip = (
-            f"<title>step {number + 1}: {len(row['said'])} tokens, {len(row['guesses'])} draft tokens</title>"
+            f"<title>step {number + 1}: {num_tokens} tokens, {num_accepted} of {len(step['draft_tokens'])}"
+            " draft tokens accepted</title>"
         )
         bars.append(
             f"<g>{tip}"
-            f'<rect class="ownbar" x="{x:.1f}" y="{120 - own * height:.1f}" width="{wide:.1f}"'
-            f' height="{own * height:.1f}"/>'
-            f'<rect class="keptbar" x="{x:.1f}" y="{120 - (own + kept) * height:.1f}" width="{wide:.1f}"'
-            f' height="{kept * height:.1f}"/></g>'
+            f'<rect class="targetbar" x="{x:.1f}" y="{120 - num_target * height:.1f}"'
+            f' width="{bar_width:.1f}" height="{num_target * height:.1f}"/>'
+            f'<rect class="acceptedbar" x="{x:.1f}" y="{120 - num_tokens * height:.1f}"'
+            f' width="{bar_width:.1f}" height="{num_accepted * height:.1f}"/></g>'
         )
     return (
         '<svg viewBox="0 0 1000 150" role="img" aria-label="tokens of each step">'
         f"{''.join(bars)}"
         '<line x1="0" y1="120.5" x2="1000" y2="120.5"/>'
-        f'<text x="0" y="142" font-size="15">steps 1 to {len(story.rounds)},'
-        f" at most {most} tokens per step</text></svg>"
+        f'<text x="0" y="142" font-size="15">steps 1 to {len(trace.steps)},'
+        f" at most {max_tokens} tokens per step</text></svg>"
     )
 
 
-def _round(number: int, story: RequestTrace) -> str:
+def _step(number: int, trace: RequestTrace) -> str:
     """A step: a line as in figure 1 of Leviathan et al. (2023), and behind it the draft tree."""
-    row = story.rounds[number]
-    guesses, kept, said = row["guesses"], row["accepted"], row["said"]
-    parents = [guess["parent"] for guess in guesses]
-    dropped = best_dropped(parents, kept) if len(said) > len(kept) else []
+    step = trace.steps[number]
+    draft_tokens, accepted, tokens = step["draft_tokens"], step["accepted"], step["tokens"]
+    parents = [each["parent"] for each in draft_tokens]
+    rejected = best_rejected(parents, accepted) if len(tokens) > len(accepted) else []
     line = [
-        *(_span("kept", _on_one_line(token["text"])) for token in said[: len(kept)]),
-        *(_span("dropped", _on_one_line(guesses[node]["text"])) for node in dropped),
-        *(_span("own", _on_one_line(token["text"])) for token in said[len(kept) :]),
+        *(_span("accepted", _on_one_line(token["text"])) for token in tokens[: len(accepted)]),
+        *(_span("rejected", _on_one_line(draft_tokens[node]["text"])) for node in rejected),
+        *(_span("target", _on_one_line(token["text"])) for token in tokens[len(accepted) :]),
     ]
-    took = row["seconds"] - story.rounds[number - 1]["seconds"] if number else None
-    head = f'<span class="n">{number + 1:>4}  {"" if took is None else f"{1000 * took:.0f} ms"}</span>'
-    return f"<details><summary>{head}{''.join(line)}</summary>{_tree(guesses, kept, ROOT)}</details>"
+    seconds = step["seconds"] - trace.steps[number - 1]["seconds"] if number else None
+    head = f'<span class="n">{number + 1:>4}  {"" if seconds is None else f"{1000 * seconds:.0f} ms"}</span>'
+    tree = _tree(draft_tokens, accepted, ROOT)
+    return f"<details><summary>{head}{''.join(line)}</summary>{tree}</details>"
 
 
-def _tree(guesses: Sequence[dict[str, Any]], kept: Sequence[int], parent: int) -> str:
-    """The draft tokens below a node, as nested lists; a line of single children stays on one line."""
+def _tree(draft_tokens: Sequence[dict[str, Any]], accepted: Sequence[int], parent: int) -> str:
+    """The draft tokens below a node, as nested lists; a path of single children stays on one line."""
+    children: dict[int, list[int]] = {}
+    for node, each in enumerate(draft_tokens):
+        children.setdefault(each["parent"], []).append(node)
     items = []
-    for node in (n for n, guess in enumerate(guesses) if guess["parent"] == parent):
-        line, last = [node], node
-        while len(below := [n for n, guess in enumerate(guesses) if guess["parent"] == last]) == 1:
-            last = below[0]
-            line.append(last)
+    for node in children.get(parent, []):
+        path = [node]
+        while len(below := children.get(path[-1], [])) == 1:
+            path.append(below[0])
         text = "".join(
-            _span("kept" if n in kept else "dropped", _on_one_line(guesses[n]["text"])) for n in line
+            _span("accepted" if each in accepted else "rejected", _on_one_line(draft_tokens[each]["text"]))
+            for each in path
         )
-        items.append(f"<li>{text} {_by(guesses[node])}{_tree(guesses, kept, last)}</li>")
+        subtree = _tree(draft_tokens, accepted, path[-1])
+        items.append(f"<li>{text} {_drafter(draft_tokens[node])}{subtree}</li>")
     return f'<ul class="tree">{"".join(items)}</ul>' if items else ""
 
 
-def _by(draft_token: dict[str, Any]) -> str:
+def _drafter(draft_token: dict[str, Any]) -> str:
     """The drafter and the survival that the controller used; the drafter's own estimate as a tooltip."""
-    used, stated = draft_token["survival"], draft_token.get("drafter_survival")
-    drafter = f"{draft_token['by']}{', drawn' if draft_token['drawn'] else ''}"
-    tip = "" if stated is None else f' title="the drafter estimated {stated:.2f}"'
-    return f'<span class="by"{tip}>{escape(drafter)}{"" if used is None else f" {used:.2f}"}</span>'
+    used, estimate = draft_token["survival"], draft_token.get("drafter_survival")
+    drafter = f"{draft_token['drafter']}{', sampled' if draft_token['sampled'] else ''}"
+    tip = "" if estimate is None else f' title="the drafter estimated {estimate:.2f}"'
+    return f'<span class="drafter"{tip}>{escape(drafter)}{"" if used is None else f" {used:.2f}"}</span>'
 
 
 def _span(kind: str, text: str) -> str:

@@ -1,15 +1,18 @@
-"""A trace read back: the requests of a run, round by round. Needs no model."""
+"""Reads traces back: the requests of a run, step by step. Needs no model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from forerun.errors import UnreadableTrace
 from forerun.types import ROOT
+
+_FORMER_KEYS: Final = {"said": "tokens", "guesses": "draft_tokens", "by": "drafter", "drawn": "sampled"}
+"""Keys of traces written by earlier versions, and their present names."""
 
 
 @dataclass(slots=True)
@@ -18,42 +21,53 @@ class RequestTrace:
 
     id: str
     prompt: str = ""
-    rounds: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def best_dropped(parents: Sequence[int], kept: Sequence[int], most: int = 8) -> list[int]:
-    """The most promising guess that was not kept, and what was guessed behind it: nodes, in order."""
-    here = kept[-1] if kept else ROOT
-    line: list[int] = []
+def best_rejected(parents: Sequence[int], accepted: Sequence[int], max_tokens: int = 8) -> list[int]:
+    """The most probable rejected draft token and its descendants, as nodes of the draft in order."""
+    last = accepted[-1] if accepted else ROOT
+    path: list[int] = []
     for node, parent in enumerate(parents):
-        if parent == here and len(line) < most:
-            line.append(node)
-            here = node
-    return line
+        if parent == last and len(path) < max_tokens:
+            path.append(node)
+            last = node
+    return path
 
 
 def read_trace(file: Path) -> list[RequestTrace]:
-    """The requests of a trace, in the order they began; a run that was cut off has no results."""
-    stories: dict[str, RequestTrace] = {}
+    """The requests of a trace, in the order of their first lines; an interrupted run has no results."""
+    traces: dict[str, RequestTrace] = {}
     number = 0
     try:
-        *lines, _ = file.read_text(encoding="utf-8").split("\n")  # what is behind the last one was cut off
+        *lines, _ = file.read_text(encoding="utf-8").split("\n")  # an interrupted run may end within a line
         for number, line in enumerate(lines, start=1):  # noqa: B007
             row = json.loads(line)
-            story = stories.setdefault(row["id"], RequestTrace(row["id"]))
+            trace = traces.setdefault(row["id"], RequestTrace(row["id"]))
             if "prompt" in row:
-                story.prompt = str(row["prompt"])
+                trace.prompt = str(row["prompt"])
             elif "result" in row:
-                story.result = dict(row["result"])
+                trace.result = dict(row["result"])
             else:
-                story.rounds.append({key: row[key] for key in ("seconds", "said", "accepted", "guesses")})
+                trace.steps.append(_read_step(row))
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableTrace(f"cannot read {file}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableTrace(
-            f"line {number} of {file} is not of a trace: `forerun generate --trace` writes them"
+            f"line {number} of {file} is not a line of a trace; `forerun generate --trace` writes traces"
         ) from error
-    if not stories:
-        raise UnreadableTrace(f"{file} is empty: `forerun generate --trace {file}` fills it")
-    return list(stories.values())
+    if not traces:
+        raise UnreadableTrace(f"{file} is empty; `forerun generate --trace {file}` writes a trace to it")
+    return list(traces.values())
+
+
+def _read_step(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One step of a trace."""
+    step = _rename_former_keys(row)
+    draft_tokens = [_rename_former_keys(each) for each in step["draft_tokens"]]
+    return {key: step[key] for key in ("seconds", "tokens", "accepted")} | {"draft_tokens": draft_tokens}
+
+
+def _rename_former_keys(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FORMER_KEYS.get(key, key): value for key, value in row.items()}

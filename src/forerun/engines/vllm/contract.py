@@ -1,7 +1,6 @@
-"""Every name of vLLM's that we lean on, and the check that it is there in the shape we know.
+"""Every private name of vLLM that the plug-in uses, and the check that it exists with the expected signature.
 
-Another version of vLLM fails here, at start and in a test, with a message that says what is missing; not
-later, in somebody's answer.
+An unsupported version of vLLM fails here, at start and in a test, with a message that lists every difference.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 from forerun.errors import UnsupportedEngine
 
-WANTED: Final = "0.32"
+SUPPORTED_VERSION: Final = "0.32"
 
 CALLS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.sample.sampler.Sampler.forward": ("self", "logits", "sampling_metadata"),
@@ -58,7 +57,7 @@ CALLS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.engine.input_processor.InputProcessor.__init__": ("self", "vllm_config"),
     "vllm.v1.engine.input_processor.InputProcessor._validate_params": ("self", "params"),
 }
-"""Functions and how their parameters begin."""
+"""Functions and their leading parameters."""
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.sample.metadata.SamplingMetadata": (
@@ -89,7 +88,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.structured_output.backend_xgrammar.XgrammarGrammar": ("matcher", "vocab_size"),
     "vllm.v1.outputs.SamplerOutput": ("sampled_token_ids", "logprobs_tensors"),
 }
-"""Classes and the fields that we read or fill."""
+"""Dataclasses and named tuples, and the fields that the plug-in reads or sets."""
 
 ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner": (
@@ -113,29 +112,34 @@ ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "vllm.v1.structured_output.StructuredOutputManager": ("tokenizer", "reasoner_cls", "enable_in_reasoning"),
     "vllm.v1.engine.input_processor.InputProcessor": ("speculative_config",),
 }
-"""Classes and what their instances have, as far as their source says so."""
+"""Classes and the instance attributes that their source code mentions."""
 
 
 def check() -> None:
-    """Raise `UnsupportedEngine` unless the vLLM installed is one that we know."""
+    """Raise `UnsupportedEngine` unless the installed vLLM matches the contract."""
     found = _version()
-    missing = [] if found.startswith(f"{WANTED}.") or found == WANTED else [f"it is version {found}"]
+    missing = (
+        []
+        if found.startswith(f"{SUPPORTED_VERSION}.") or found == SUPPORTED_VERSION
+        else [f"version {found}"]
+    )
     missing += [fault for path, names in CALLS.items() for fault in _call_faults(path, names)]
     missing += [fault for path, names in FIELDS.items() for fault in _field_faults(path, names)]
     missing += [fault for path, names in ATTRIBUTES.items() for fault in _attribute_faults(path, names)]
     if missing:
         raise UnsupportedEngine(
-            f"forerun works inside vLLM {WANTED}, and the one installed is different: {'; '.join(missing)}"
+            f"forerun supports vLLM {SUPPORTED_VERSION}, and the installed one differs: {'; '.join(missing)};"
+            f" install vllm=={SUPPORTED_VERSION}.*"
         )
 
 
 def check_config(vllm_config: Any) -> None:
-    """Raise `UnsupportedEngine` where vLLM is to run in a way that we cannot follow."""
+    """Raise `UnsupportedEngine` for a configuration of vLLM that forerun does not support."""
     stages = vllm_config.parallel_config.pipeline_parallel_size
     if stages > 1:
         raise UnsupportedEngine(
-            f"with {stages} pipeline stages several steps are under way at a time, and forerun follows one "
-            "after another; use --tensor-parallel-size, or vllm serve for this model"
+            f"got {stages} pipeline stages, which keep several steps in flight; forerun supports 1;"
+            " use --tensor-parallel-size, or vllm serve for this model"
         )
 
 
@@ -149,7 +153,7 @@ def _version() -> str:
 
 
 def _find(path: str) -> Any:
-    """What a dotted path leads to, or None."""
+    """The object at a dotted path, or None."""
     parts = path.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:
@@ -165,7 +169,7 @@ def _find(path: str) -> Any:
 def _call_faults(path: str, names: tuple[str, ...]) -> list[str]:
     function = _find(path)
     if function is None:
-        return [f"{path} is not there"]
+        return [f"{path} does not exist"]
     parameters = tuple(inspect.signature(function).parameters)[: len(names)]
     return [] if parameters == names else [f"{path} takes {', '.join(parameters)}"]
 
@@ -173,7 +177,7 @@ def _call_faults(path: str, names: tuple[str, ...]) -> list[str]:
 def _field_faults(path: str, names: tuple[str, ...]) -> list[str]:
     kind = _find(path)
     if kind is None:
-        return [f"{path} is not there"]
+        return [f"{path} does not exist"]
     known = (
         {field.name for field in fields(kind)} if is_dataclass(kind) else set(getattr(kind, "_fields", ()))
     )
@@ -183,6 +187,6 @@ def _field_faults(path: str, names: tuple[str, ...]) -> list[str]:
 def _attribute_faults(path: str, names: tuple[str, ...]) -> list[str]:
     kind = _find(path)
     if kind is None:
-        return [f"{path} is not there"]
+        return [f"{path} does not exist"]
     source = inspect.getsource(kind)
     return [f"{path} has no {name}" for name in names if f"self.{name}" not in source]

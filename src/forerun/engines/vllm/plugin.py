@@ -1,8 +1,8 @@
-"""What vLLM loads in every one of its processes, through its entry points for plugins.
+"""The plug-in that vLLM loads in each of its processes, through its entry point for plug-ins.
 
-In the web server, and only for a vLLM that runs with our scheduler: what a request asks of speculation is
-checked, min-p and biases are let through, our counts stand beside vLLM's, and stopping is bounded. Elsewhere
-what is wrapped passes everything on.
+In the front end of a vLLM that runs with forerun's scheduler, it validates the speculation options of
+requests, allows min-p and logit biases with speculation, exports forerun's metrics and bounds the shutdown.
+In other processes the patched functions behave as before.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
-from forerun.engines.vllm.launch import SCHEDULER, settings_of
-from forerun.engines.vllm.metrics import Collector
+from forerun.engines.vllm.launch import SCHEDULER, speculation_config
+from forerun.engines.vllm.metrics import SpecDecodeCollector
 from forerun.engines.vllm.request_options import RequestOptions
 from forerun.engines.vllm.shutdown import bound_shutdown
 from forerun.errors import InvalidRequest
 
 _instances: set[str] = set()
-"""The vLLMs with our scheduler that this process is the front end of."""
+"""The vLLM instances with forerun's scheduler that this process is the front end of."""
 
 
 def register() -> None:
-    """Called by vLLM, possibly more than once."""
-    _mend_llvmlite()
+    """Patch vLLM's front end; vLLM may call this more than once."""
+    _patch_llvmlite()
     if getattr(InputProcessor, "_forerun", False):
         return
     InputProcessor._forerun = True
@@ -37,8 +37,8 @@ def register() -> None:
     InputProcessor._validate_params = _patch_validate(InputProcessor._validate_params)
 
 
-def _is_ours(vllm_config: Any) -> bool:
-    """Whether a vLLM runs with our scheduler."""
+def _uses_our_scheduler(vllm_config: Any) -> bool:
+    """Whether a vLLM runs with forerun's scheduler."""
     chosen = vllm_config.scheduler_config.scheduler_cls
     return chosen == SCHEDULER if isinstance(chosen, str) else _path(chosen) == SCHEDULER
 
@@ -48,23 +48,23 @@ def _path(kind: Any) -> str:
 
 
 def _patch_init(stock: Any) -> Any:
-    """Processors of requests that know who can guess, and that refuse nothing because of speculation."""
+    """Let input processors know the drafters, and reject no request because of speculation."""
 
     @wraps(stock)
     def make(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, vllm_config, *args, **kwargs)
         self._forerun_drafters = None
-        if _is_ours(vllm_config):
-            self._forerun_drafters = settings_of(vllm_config).names
+        if _uses_our_scheduler(vllm_config):
+            self._forerun_drafters = speculation_config(vllm_config).names
             self.speculative_config = None
             bound_shutdown()
-            _show_counts(vllm_config.instance_id)
+            _export_metrics(vllm_config.instance_id)
 
     return make
 
 
 def _patch_validate(stock: Any) -> Any:
-    """The check of a request's settings; what it asks of us in vain is told to whoever sent it."""
+    """Validate the speculation options of a request; errors are returned to the client."""
 
     @wraps(stock)
     def validate(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,27 +78,30 @@ def _patch_validate(stock: Any) -> Any:
     return validate
 
 
-def _show_counts(instance: str) -> None:
-    """Let this process's metrics have our counts of a vLLM beside vLLM's own.
+def _export_metrics(instance: str) -> None:
+    """Export the metrics of an instance beside vLLM's own.
 
-    Several web servers share theirs through files that prometheus_client collects; it collects ours too.
+    Several web servers share metrics through prometheus_client's multi-process collector, which is patched to
+    collect forerun's too.
     """
     if not _instances and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        REGISTRY.register(Collector(_instances))
+        REGISTRY.register(SpecDecodeCollector(_instances))
     elif not _instances:
         collect: Any = MultiProcessCollector.collect
 
         @wraps(collect)
         def collect_all(self: Any) -> Any:
-            return [*collect(self), *Collector(_instances).collect()]
+            return [*collect(self), *SpecDecodeCollector(_instances).collect()]
 
         MultiProcessCollector.collect = collect_all  # type: ignore[method-assign]
     _instances.add(instance)
 
 
-def _mend_llvmlite() -> None:
-    """Keep vLLM's search for kernels, which reads `__dict__` of everything there is, from falling over
-    llvmlite's library, which has a function for every name. It would, once numba is imported.
+def _patch_llvmlite() -> None:
+    """Make `__dict__` of llvmlite's library wrapper raise AttributeError.
+
+    vLLM's search for kernels reads `__dict__` of every object, and llvmlite, which numba imports, resolves
+    any attribute name as a function of its library.
     """
     ffi = sys.modules.get("llvmlite.binding.ffi")
     stock = getattr(getattr(ffi, "_lib_wrapper", None), "__getattr__", None)

@@ -1,4 +1,4 @@
-"""The dtype that vLLM will serve a model in, as far as it is known before vLLM starts."""
+"""The dtype in which vLLM will serve a model, as far as it is known before the start."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _KEPT_BY_AUTO: Final = frozenset({"bfloat16", "float16"})
 
 def served_dtype(model: str, given: Sequence[str]) -> str | None:
     """The dtype that the flags name, or that the model's config.json names; None if vLLM will choose it."""
-    asked = (flag_value(given, "--dtype") or "auto").lower()
-    if asked != "auto":
-        return _ALIASES.get(asked, asked)
+    requested = (flag_value(given, "--dtype") or "auto").lower()
+    if requested != "auto":
+        return _ALIASES.get(requested, requested)
     if "--config" in split_equals(given):
         return None
     stored = _stored_dtype(Path(model) / "config.json")

@@ -1,6 +1,6 @@
-"""Checks that run before vLLM is started, which takes most of a minute to fail for the same reasons.
+"""Checks that run before vLLM starts, which takes most of a minute to fail for the same reasons.
 
-Each failure is one line that names what was given and the remedy.
+Each failure is one line that names the value given and the remedy.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _check_directory(role: str, folder: Path, given: Sequence[str]) -> None:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    """Whether a name can only be a path: names on the hub have at most one slash, and begin with a word."""
+    """Whether a name can only be a path: hub names have at most one slash, and start with an identifier."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith("/")
 
 
@@ -74,16 +74,16 @@ def _is_offline() -> bool:
 
 
 def _is_cached(name: str, given: Sequence[str]) -> bool:
-    """Whether the hub's cache has the configuration of a model."""
+    """Whether the hub's cache has the configuration file of a model."""
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 (comes with vLLM)
 
     cache, revision = flag_value(given, "--download-dir"), flag_value(given, "--revision")
-    repository = name.partition(":")[0]  # what follows picks a file of GGUF
+    repository = name.partition(":")[0]  # the suffix selects a GGUF file
     try:
         found = [
             try_to_load_from_cache(repository, file, cache_dir=cache, revision=revision) for file in _CONFIGS
         ]
-    except ValueError:  # no name that the hub could have
+    except ValueError:  # not a valid repository name
         return False
     return ":" in name or any(isinstance(file, str) for file in found)
 

@@ -1,11 +1,11 @@
-"""Guesses for stock vLLM, through its public hook for drafters.
+"""Drafts for stock vLLM, through its public `custom_class` hook.
 
     vllm serve MODEL --speculative-config '{"method": "custom_class",
       "model": "forerun.engines.vllm.LookupProposer", "num_speculative_tokens": 16}'
 
-Nothing of vLLM is replaced, so the guarantees are stock vLLM's. The hook shows rows of a batch, not requests:
-neither ids nor salts. So text never passes between requests here, and who a row belongs to is told from its
-tokens. This module does not import vllm; it is handed what it needs.
+The hook replaces no part of vLLM, so stock vLLM's guarantees apply. It passes rows of a batch, without
+request ids or salts. So requests never share text here, and a row's request is recognized by its tokens.
+This module does not import vllm.
 """
 
 from __future__ import annotations
@@ -27,42 +27,43 @@ from forerun.types import RequestView
 Tokens = npt.NDArray[np.int32]
 
 
-PAUSE: Final = 10.0
-"""After so many seconds a step was not what was waited for. Nor is it known how long one took in which others
-came or went: they have prompts to read.
+MAX_STEP_SECONDS: Final = 10.0
+"""Ignores step timings above this. Steps in which requests came or went are not timed either, because they
+include prefills.
 """
 
 
 class NullProposer:
-    """Never guesses: for when the scheduler does."""
+    """Proposes no draft tokens; used where the scheduler drafts."""
 
     def __init__(self, vllm_config: Any) -> None:
         del vllm_config
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """There is none to load."""
+        """Nothing to load."""
 
     def propose(self, sampled_token_ids: list[list[int]], *_: Any, **__: Any) -> list[list[int]]:
-        """No guesses for anybody."""
+        """An empty draft for every row."""
         return [[] for _ in sampled_token_ids]
 
 
 class LookupProposer:
-    """What `custom_class` asks for: made of vLLM's configuration, proposes a list of tokens for every row."""
+    """The proposer that `custom_class` loads: it returns a list of draft tokens for every row."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self.guesser = ChainSpeculator(vllm_config)
-        if self.guesser.config.share_outputs:
+        self.speculator = ChainSpeculator(vllm_config)
+        if self.speculator.config.share_outputs:
             raise ConfigurationError(
-                "share_outputs needs each request's salt, which vLLM does not show its drafters: leave it out"
+                "share_outputs needs the salt of each request, which vLLM does not pass to proposers;"
+                " leave it out, or use forerun serve"
             )
-        self.rows = RowTracker(most=2 * vllm_config.scheduler_config.max_num_seqs)
+        self.rows = RowTracker(max_requests=2 * vllm_config.scheduler_config.max_num_seqs)
         self._step: Step | None = None
-        self._offers: dict[str, ProposedDraft] = {}
-        self._began = 0.0
+        self._drafts: dict[str, ProposedDraft] = {}
+        self._started_at = 0.0
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """There is none to load."""
+        """Nothing to load."""
 
     def propose(
         self,
@@ -71,106 +72,107 @@ class LookupProposer:
         token_ids_cpu: Tokens,
         **_: Any,
     ) -> list[list[int]]:
-        """Guesses for every row; none for a prefill that is not over, and none where anything goes wrong."""
+        """Draft tokens for every row; none for rows still in prefill, and none after an error."""
         try:
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
-            logger.exception("forerun could not tell whose rows these are; decoding goes on without guesses")
+            logger.exception("Drafting failed: this step runs without draft tokens")
             return [[] for _ in sampled_token_ids]
 
     def _propose(
         self, sampled_token_ids: list[list[int]], lengths: npt.NDArray[np.int32], token_ids: Tokens
     ) -> list[list[int]]:
-        speaking = [row for row, said in enumerate(sampled_token_ids) if said]
-        texts = [token_ids[row, : lengths[row]] for row in speaking]
-        seats, gone = self.rows.seat(speaking, texts)
-        for name in gone:
-            self.guesser.forget(name)
-        self._close({seat.name: sampled_token_ids[row] for row, seat in zip(speaking, seats, strict=True)})
-        asks = [
-            DraftRequest(RequestView(seat.name, text), self.guesser.most_guesses)
-            for seat, text in zip(seats, texts, strict=True)
+        decoding = [row for row, output in enumerate(sampled_token_ids) if output]
+        texts = [token_ids[row, : lengths[row]] for row in decoding]
+        occupants, evicted = self.rows.assign(decoding, texts)
+        for name in evicted:
+            self.speculator.forget(name)
+        self._end_step(
+            {each.name: sampled_token_ids[row] for row, each in zip(decoding, occupants, strict=True)}
+        )
+        requests = [
+            DraftRequest(RequestView(each.name, text), self.speculator.max_draft_tokens)
+            for each, text in zip(occupants, texts, strict=True)
         ]
-        self._began = time.perf_counter()
-        step = self.guesser.begin_step(asks, rows=len(asks), context=sum(map(len, texts)))
-        found = self.guesser.draft(step, asks)
-        self.guesser.choose(step, found)
+        self._started_at = time.perf_counter()
+        step = self.speculator.begin_step(requests, rows=len(requests), context=sum(map(len, texts)))
+        drafts = self.speculator.draft(step, requests)
+        self.speculator.choose(step, drafts)
         self._step = step
-        self._offers = {ask.name: offer for ask, offer in zip(asks, found, strict=True)}
-        guesses = {row: offer.tokens for row, offer in zip(speaking, found, strict=True)}
-        return [guesses.get(row, []) for row in range(len(sampled_token_ids))]
+        self._drafts = {request.name: draft for request, draft in zip(requests, drafts, strict=True)}
+        by_row = {row: draft.tokens for row, draft in zip(decoding, drafts, strict=True)}
+        return [by_row.get(row, []) for row in range(len(sampled_token_ids))]
 
-    def _close(self, said: dict[str, list[int]]) -> None:
-        """The step that the last guesses were for is over, and these tokens were said in it."""
+    def _end_step(self, outputs: dict[str, list[int]]) -> None:
+        """Record the outcome of the last drafts from the tokens that each request generated."""
         step, self._step = self._step, None
-        seconds = time.perf_counter() - self._began
-        for name in said.keys() & self._offers.keys():
-            self.guesser.observe(name, self._offers[name], said[name])
-        if step is not None and said.keys() == self._offers.keys() and seconds < PAUSE:
-            self.guesser.close(step, list(self._offers.values()), seconds)
+        seconds = time.perf_counter() - self._started_at
+        for name in outputs.keys() & self._drafts.keys():
+            self.speculator.observe(name, self._drafts[name], outputs[name])
+        if step is not None and outputs.keys() == self._drafts.keys() and seconds < MAX_STEP_SECONDS:
+            self.speculator.record_step(step, list(self._drafts.values()), seconds)
 
 
 class RowOccupant:
-    """Who sits in a row: a name of our own, and what its text looked like when it was last seen."""
+    """The request in a row: a generated name, and a sample of its tokens from the last step."""
 
-    __slots__ = ("name", "places", "seen")
+    __slots__ = ("name", "positions", "tokens")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.places = np.empty(0, dtype=np.int64)
-        self.seen = np.empty(0, dtype=np.int32)
+        self.positions = np.empty(0, dtype=np.int64)
+        self.tokens = np.empty(0, dtype=np.int32)
 
-    def remember(self, text: Tokens) -> None:
-        """Keep the end of a text and some tokens from all over it."""
+    def update(self, text: Tokens) -> None:
+        """Sample the text: its last 16 tokens, and 32 spread over all of it."""
         spread = np.linspace(0, len(text) - 1, 32).astype(np.int64)
-        self.places = np.concatenate([spread, np.arange(max(0, len(text) - 16), len(text))])
-        self.seen = text[self.places]
+        self.positions = np.concatenate([spread, np.arange(max(0, len(text) - 16), len(text))])
+        self.tokens = text[self.positions]
 
-    def fits(self, text: Tokens) -> bool:
-        """Whether a text is the one that was seen, or has grown out of it."""
-        return len(text) > self.places[-1] and bool((text[self.places] == self.seen).all())
+    def matches(self, text: Tokens) -> bool:
+        """Whether a text equals or continues the sampled one."""
+        return len(text) > self.positions[-1] and bool((text[self.positions] == self.tokens).all())
 
 
 class RowTracker:
-    """Which request sits in which row. Rows move when others leave; requests are known by their tokens.
+    """Maps rows to requests. vLLM moves rows when requests end; requests are recognized by their tokens.
 
-    Two requests with the same text so far are the same for guessing: what is known of one holds for both.
+    Requests with identical text are interchangeable for drafting: the state of one fits the other.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._seats: OrderedDict[str, RowOccupant] = OrderedDict()
-        self._before: dict[int, RowOccupant] = {}
-        self._num_seats = 0
+    def __init__(self, max_requests: int) -> None:
+        self.max_requests = max_requests
+        self._occupants: OrderedDict[str, RowOccupant] = OrderedDict()
+        self._by_row: dict[int, RowOccupant] = {}
+        self._num_created = 0
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._occupants)
 
-    def seat(self, rows: Sequence[int], texts: Sequence[Tokens]) -> tuple[list[RowOccupant], list[str]]:
-        """The seats of the rows of one step, found again or new, and the names that were given up for them.
+    def assign(self, rows: Sequence[int], texts: Sequence[Tokens]) -> tuple[list[RowOccupant], list[str]]:
+        """The occupants of a step's rows, recognized or new, and the names evicted for them.
 
-        Beyond the bound, those that were not seen for the longest time go.
+        Beyond `max_requests`, the least recently seen are evicted.
         """
         found: dict[int, RowOccupant] = {}
-        free = dict(self._seats)
+        free = dict(self._occupants)
         for row, text in zip(rows, texts, strict=True):
-            seat = self._before.get(row)
-            if seat is not None and seat.name in free and seat.fits(text):
-                found[row] = free.pop(seat.name)
+            last = self._by_row.get(row)
+            if last is not None and last.name in free and last.matches(text):
+                found[row] = free.pop(last.name)
         for row, text in zip(rows, texts, strict=True):
             if row not in found:
-                moved = next((seat for seat in reversed(free.values()) if seat.fits(text)), None)
-                found[row] = self._make() if moved is None else free.pop(moved.name)
-        self._before |= found
+                moved = next((each for each in reversed(free.values()) if each.matches(text)), None)
+                found[row] = self._create() if moved is None else free.pop(moved.name)
+        self._by_row |= found
         for row, text in zip(rows, texts, strict=True):
-            found[row].remember(text)
-            self._seats[found[row].name] = found[row]
-            self._seats.move_to_end(found[row].name)
-        gone = [
-            self._seats.popitem(last=False)[0] for _ in range(len(self._seats) - max(self.most, len(rows)))
-        ]
-        return [found[row] for row in rows], gone
+            found[row].update(text)
+            self._occupants[found[row].name] = found[row]
+            self._occupants.move_to_end(found[row].name)
+        num_evicted = len(self._occupants) - max(self.max_requests, len(rows))
+        evicted = [self._occupants.popitem(last=False)[0] for _ in range(num_evicted)]
+        return [found[row] for row in rows], evicted
 
-    def _make(self) -> RowOccupant:
-        self._num_seats += 1
-        return RowOccupant(f"row-{self._num_seats}")
+    def _create(self) -> RowOccupant:
+        self._num_created += 1
+        return RowOccupant(f"row-{self._num_created}")

@@ -1,9 +1,9 @@
-"""What a request may ask of speculation, in `vllm_xargs`: how far, who guesses, how strictly.
+"""Speculation options of a request, in `vllm_xargs`: maximum draft length, drafter and lenience.
 
     {"vllm_xargs": {"forerun_max_draft": 4, "forerun_drafter": "ngram", "forerun_lenience": 0.9}}
 
-With `"forerun_adaptive": 0` a request gets every guess there is, up to its bound, whether it pays or not.
-Each bounds what the server was told, or picks from it; none of them can ask for more.
+With `"forerun_adaptive": 0` every draft token of a request is verified, up to its maximum, whether or not it
+is predicted to pay. Options restrict or select among the server's settings; they cannot exceed them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, Final
 from forerun.errors import InvalidRequest, did_you_mean
 
 PREFIX: Final = "forerun_"
-NOBODY: Final = "none"
-"""The drafter that never guesses."""
+NO_DRAFTER: Final = "none"
+"""The drafter name that disables speculation."""
 
-_MOST: Final = 1024
+_MAX_DRAFT_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What one request asks for; None is whatever the server does.
+    """The options of one request; None is the server's setting.
 
     The metadata is the reference of the options: `make reference` writes it into the documentation.
     """
@@ -31,15 +31,15 @@ class RequestOptions:
     max_draft: int | None = field(
         default=None,
         metadata={
-            "values": f"integer, 0 to {_MOST}",
+            "values": f"integer, 0 to {_MAX_DRAFT_LIMIT}",
             "help": "Maximum number of draft tokens per step; 0 disables speculation for the request.",
         },
     )
     drafter: str | None = field(
         default=None,
         metadata={
-            "values": f"name of one of the server's drafters, or `{NOBODY}`",
-            "help": f"The drafter that proposes for the request; `{NOBODY}` disables speculation.",
+            "values": f"name of one of the server's drafters, or `{NO_DRAFTER}`",
+            "help": f"The drafter that proposes for the request; `{NO_DRAFTER}` disables speculation.",
         },
     )
     lenience: float | None = field(
@@ -60,27 +60,29 @@ class RequestOptions:
 
     @classmethod
     def parse(cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]) -> RequestOptions:
-        """Read them, or raise `InvalidRequest` with a message for whoever sent the request."""
-        asked = {key: value for key, value in (extra_args or {}).items() if key.startswith(PREFIX)}
-        if not asked:
+        """Parse them, or raise `InvalidRequest` with a message for the client."""
+        given = {key: value for key, value in (extra_args or {}).items() if key.startswith(PREFIX)}
+        if not given:
             return DEFAULT_OPTIONS
-        for key in asked:
-            if key not in _READERS:
-                raise InvalidRequest(f"unknown {key!r}; {did_you_mean(key, _READERS)}")
-        read: dict[str, Any] = {
-            key.removeprefix(PREFIX): _READERS[key](value) for key, value in asked.items()
+        for key in given:
+            if key not in _PARSERS:
+                raise InvalidRequest(f"unknown {key!r}; {did_you_mean(key, _PARSERS)}")
+        values: dict[str, Any] = {
+            key.removeprefix(PREFIX): _PARSERS[key](value) for key, value in given.items()
         }
-        wishes = cls(**read)
-        if wishes.drafter not in {None, NOBODY, *drafters}:
-            raise InvalidRequest(
-                f"forerun_drafter is {wishes.drafter!r}; this server has {', '.join([*drafters, NOBODY])}"
-            )
-        return wishes
+        options = cls(**values)
+        if options.drafter not in {None, NO_DRAFTER, *drafters}:
+            known = ", ".join([*drafters, NO_DRAFTER])
+            raise InvalidRequest(f"forerun_drafter is {options.drafter!r}; this server has {known}")
+        return options
 
     @classmethod
-    def read(cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]) -> RequestOptions:
-        """The same behind the front end, which has refused what cannot be meant; if it has not, it is
-        ignored: nobody's request may stop an engine.
+    def parse_or_default(
+        cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]
+    ) -> RequestOptions:
+        """Parse them in the engine, after the front end has validated them; invalid ones are ignored.
+
+        A request must not stop the engine.
         """
         try:
             return cls.parse(extra_args, drafters)
@@ -92,15 +94,17 @@ DEFAULT_OPTIONS: Final = RequestOptions()
 
 
 def _max_draft(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_DRAFT_LIMIT:
         return value
-    raise InvalidRequest(f"forerun_max_draft is {value!r}; it must be a whole number from 0 to {_MOST}")
+    raise InvalidRequest(
+        f"forerun_max_draft is {value!r}; it must be an integer from 0 to {_MAX_DRAFT_LIMIT}"
+    )
 
 
 def _drafter(value: Any) -> str:
     if isinstance(value, str):
         return value
-    raise InvalidRequest(f"forerun_drafter is {value!r}; it must be the name of a drafter, or {NOBODY!r}")
+    raise InvalidRequest(f"forerun_drafter is {value!r}; it must be the name of a drafter, or {NO_DRAFTER!r}")
 
 
 def _lenience(value: Any) -> float:
@@ -116,7 +120,7 @@ def _adaptive(value: Any) -> bool:
     raise InvalidRequest(f"forerun_adaptive is {value!r}; it must be 0 or 1")
 
 
-_READERS: Final = {
+_PARSERS: Final = {
     "forerun_max_draft": _max_draft,
     "forerun_drafter": _drafter,
     "forerun_lenience": _lenience,

@@ -1,13 +1,13 @@
-"""The sampler that keeps vLLM's words: plain sampling, one position after the other.
+"""The sampler that replaces vLLM's rejection sampler: non-speculative sampling, position by position.
 
-A guess stands if it is the token that plain sampling takes at its position, so the sampler asks plain
-sampling. Position by position, for the requests whose guesses have stood so far, vLLM's own sampler is run on
-one row a request, in the very state it would be in without speculation: what was kept before counts as said,
-and a request's generator draws once for every token that is said and for no other. Whatever vLLM's sampler
-does (penalties, bad words, minimum tokens, min-p, biases, logits processors, logprobs), it does here, and in
-the same way; this module does not know what that is.
+A draft token is accepted if non-speculative sampling takes it at its position. For each position in turn, and
+for the requests whose draft tokens were all accepted so far, vLLM's own sampler runs on one row per request,
+in the state it has without speculation: accepted tokens are part of the output, and a request's generator
+advances once per emitted token. So everything vLLM's sampler applies (penalties, bad words, minimum tokens,
+min-p, logit biases, logits processors, logprobs) applies here unchanged, and this module does not depend on
+the list.
 
-Where every request is greedy and nothing looks at what was said, all rows are judged at once.
+If every request is greedy and no setting depends on the output, all rows are verified at once.
 """
 
 from __future__ import annotations
@@ -31,29 +31,34 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.request_options import RequestOptions
 from forerun.engines.vllm.step_plan import StepPlan
-from forerun.engines.vllm.verification import RejectionRequest, is_distribution, verify_requests, weights
+from forerun.engines.vllm.verification import (
+    RejectionRequest,
+    is_distribution,
+    target_logits,
+    verify_requests,
+)
 
 _GREEDY = 1e-5
-"""Below this temperature vLLM takes the likeliest token."""
+"""Below this temperature vLLM decodes greedily."""
 
-NOTHING = -1
-"""What vLLM puts where a request says less than others."""
+PLACEHOLDER_TOKEN_ID = -1
+"""Padding after the last output token of a request, as in vLLM."""
 
 
 class SpeculativeSampler(torch.nn.Module):
-    """Takes the place of vLLM's rejection sampler.
+    """Replaces vLLM's rejection sampler.
 
-    Guesses that were chosen, and all guesses for requests with a seed, a grammar or logprobs, are followed.
-    Guesses that the draft model drew are judged against its q, and so are requests that allow lenience: for
-    them plain sampling is asked for its distribution instead of a token.
+    Chosen draft tokens, and all draft tokens of requests with a seed, a grammar or logprobs, are compared
+    with the tokens of non-speculative sampling. Draft tokens that the draft model sampled are verified
+    against its q, and so are requests that allow lenience: for them vLLM's sampler supplies its distribution.
     """
 
-    def __init__(self, plain: Any, runner: Any, config: SpeculationConfig) -> None:
+    def __init__(self, stock_sampler: Any, runner: Any, config: SpeculationConfig) -> None:
         super().__init__()
-        self.plain = plain
+        self.stock_sampler = stock_sampler
         self.runner = runner
         self.config = config
-        self.names = config.names
+        self.drafter_names = config.names
         self.plan = StepPlan()
 
     def forward(
@@ -63,76 +68,75 @@ class SpeculativeSampler(torch.nn.Module):
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        """What every request says, up to the first token that was not guessed: [requests, depth + 1].
+        """The accepted tokens of every request and one more: [requests, max_spec_len + 1].
 
-        `draft_probs` is not looked at: it has no place for guesses from elsewhere. The runner keeps q.
+        Ignores `draft_probs`, which has no rows for looked-up draft tokens; q is read from the runner.
         """
         del draft_probs
-        sampling_metadata = _without_layout(sampling_metadata)
-        guesses = _split(metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
-        judged = self._judged(guesses, sampling_metadata)
-        if not judged and _is_plain_greedy(sampling_metadata):
-            rows = self.plain.greedy_sample(logits.to(torch.float32)).tolist()
-            return _follow_rows(guesses, rows, metadata.max_spec_len, logits.device)
-        return self._walk(guesses, judged, metadata.max_spec_len, logits, sampling_metadata)
+        sampling_metadata = _one_row_per_request(sampling_metadata)
+        drafts = _split(metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
+        rejection = self._rejection_requests(drafts, sampling_metadata)
+        if not rejection and _is_argmax_only(sampling_metadata):
+            rows = self.stock_sampler.greedy_sample(logits.to(torch.float32)).tolist()
+            return _match_rows(drafts, rows, metadata.max_spec_len, logits.device)
+        return self._sample_positions(drafts, rejection, metadata.max_spec_len, logits, sampling_metadata)
 
-    def _walk(
+    def _sample_positions(
         self,
-        guesses: Sequence[Sequence[int]],
-        judged: dict[int, RejectionRequest],
-        deepest: int,
+        drafts: Sequence[Sequence[int]],
+        rejection: dict[int, RejectionRequest],
+        max_depth: int,
         logits: torch.Tensor,
         sampling: SamplingMetadata,
     ) -> SamplerOutput:
-        """Plain sampling at every position in turn, as long as any request's guesses stand."""
-        starts = torch.tensor([0, *(len(guess) + 1 for guess in guesses)][:-1]).cumsum(0)
-        said: list[list[int]] = [[] for _ in guesses]
-        alive = list(range(len(guesses)))
+        """Sample position after position while any request's draft tokens are all accepted."""
+        starts = torch.tensor([0, *(len(draft) + 1 for draft in drafts)][:-1]).cumsum(0)
+        emitted: list[list[int]] = [[] for _ in drafts]
+        active = list(range(len(drafts)))
         logprobs: list[LogprobsTensors] = []
-        with self._counting_as_said(said) as update:
-            for position in range(deepest + 1):
-                asked = alive if _is_bare(sampling) else list(range(len(guesses)))
-                ahead = torch.tensor([min(position, len(guesses[place])) for place in asked])
-                rows = logits[(starts[asked] + ahead).to(logits.device)]
-                settings = _of(sampling, asked, alive)
-                waiting = [(row, judged[place]) for row, place in enumerate(asked) if place in judged]
-                p = weights(self.plain, rows.clone(), settings) if waiting else rows
-                output = self.plain(rows, settings)
+        with self._extended_outputs(emitted) as update:
+            for position in range(max_depth + 1):
+                requests = active if _is_row_independent(sampling) else list(range(len(drafts)))
+                depths = torch.tensor([min(position, len(drafts[request])) for request in requests])
+                rows = logits[(starts[requests] + depths).to(logits.device)]
+                settings = _select(sampling, requests, active)
+                deferred = [(row, rejection[at]) for row, at in enumerate(requests) if at in rejection]
+                p = target_logits(self.stock_sampler, rows.clone(), settings) if deferred else rows
+                output = self.stock_sampler(rows, settings)
                 tokens = output.sampled_token_ids[:, 0].tolist()
-                for row, each in waiting:
-                    tokens[row] = each.see(position, p[row], tokens[row])
-                for row, place in enumerate(asked):
-                    if place in alive:
-                        said[place].append(tokens[row])
+                for row, each in deferred:
+                    tokens[row] = each.observe(position, p[row], tokens[row])
+                for row, request in enumerate(requests):
+                    if request in active:
+                        emitted[request].append(tokens[row])
                 if output.logprobs_tensors is not None:
                     logprobs.append(output.logprobs_tensors)
-                alive = [at for at in alive if guesses[at][position : position + 1] == said[at][-1:]]
-                if not alive:
+                active = [at for at in active if drafts[at][position : position + 1] == emitted[at][-1:]]
+                if not active:
                     break
-                update(alive)
-        for place, tokens in zip(
-            judged, verify_requests([*judged.values()], self.config.verifier), strict=True
-        ):
-            said[place] = tokens
+                update(active)
+        verified = verify_requests([*rejection.values()], self.config.verifier)
+        for request, tokens in zip(rejection, verified, strict=True):
+            emitted[request] = tokens
         return SamplerOutput(
-            sampled_token_ids=_padded(said, deepest + 1, logits.device),
-            logprobs_tensors=_stacked(logprobs, deepest + 1) if logprobs else None,
+            sampled_token_ids=_padded(emitted, max_depth + 1, logits.device),
+            logprobs_tensors=_stacked(logprobs, max_depth + 1) if logprobs else None,
         )
 
     @contextmanager
-    def _counting_as_said(self, said: list[list[int]]) -> Iterator[Any]:
-        """While this lasts, the outputs that vLLM's sampler sees end with what was kept here.
+    def _extended_outputs(self, emitted: list[list[int]]) -> Iterator[Any]:
+        """Within this block, the outputs that vLLM's sampler sees end with the tokens accepted here.
 
-        They are vLLM's own lists and get back their length at the end: the runner appends what is said.
+        The lists are vLLM's own and are truncated afterwards: the runner appends the emitted tokens itself.
         """
-        outputs = self.runner.input_batch.req_output_token_ids[: len(said)]
+        outputs = self.runner.input_batch.req_output_token_ids[: len(emitted)]
         lengths = [0 if output is None else len(output) for output in outputs]
         processors = list(self.runner.input_batch.logitsprocs.all)
 
-        def update(alive: Sequence[int]) -> None:
-            for request in alive:
+        def update(active: Sequence[int]) -> None:
+            for request in active:
                 if request < len(outputs) and outputs[request] is not None:
-                    outputs[request].append(said[request][-1])
+                    outputs[request].append(emitted[request][-1])
             for processor in processors:
                 processor.update_state(None)
 
@@ -143,56 +147,57 @@ class SpeculativeSampler(torch.nn.Module):
                 if output is not None:
                     del output[length:]
 
-    def _judged(
-        self, guesses: Sequence[Sequence[int]], sampling: SamplingMetadata
+    def _rejection_requests(
+        self, drafts: Sequence[Sequence[int]], sampling: SamplingMetadata
     ) -> dict[int, RejectionRequest]:
-        """The requests that are not followed."""
+        """The requests, by index, that need rejection sampling."""
         names = self.runner.input_batch.req_ids
-        if _must_follow(sampling) or len(names) < len(guesses):  # vLLM warms up with an empty batch
+        if _must_match(sampling) or len(names) < len(drafts):  # vLLM warms up with an empty batch
             return {}
-        judged = {}
-        for place, guess in enumerate(guesses):
-            if guess and not any(place in min_tokens for min_tokens in _minimums(sampling)):
-                q, lenience = self._q(names[place], len(guess)), self._lenience(names[place])
-                greedy = sampling.all_greedy or float(sampling.temperature[place]) < _GREEDY
-                followed = greedy or place in sampling.generators or self._is_constrained(names[place])
+        rejection = {}
+        for request, draft in enumerate(drafts):
+            if draft and not any(request in min_tokens for min_tokens in _below_min_tokens(sampling)):
+                q, lenience = self._q(names[request], len(draft)), self._lenience(names[request])
+                greedy = sampling.all_greedy or float(sampling.temperature[request]) < _GREEDY
+                matched = greedy or request in sampling.generators or self._has_grammar(names[request])
                 if lenience < 1:
-                    judged[place] = RejectionRequest(guess, None if followed else q, greedy, lenience)
-                elif q is not None and not followed:
-                    judged[place] = RejectionRequest(guess, q, greedy, lenience)
-        return judged
+                    rejection[request] = RejectionRequest(draft, None if matched else q, greedy, lenience)
+                elif q is not None and not matched:
+                    rejection[request] = RejectionRequest(draft, q, greedy, lenience)
+        return rejection
 
-    def _q(self, name: str, num_guesses: int) -> torch.Tensor | None:
-        """What a request's guesses were drawn from, if the draft model drew them."""
+    def _q(self, name: str, num_draft_tokens: int) -> torch.Tensor | None:
+        """The distributions that a request's draft tokens were sampled from; None if they were chosen."""
         runner = self.runner
         if name not in self.plan.sampled or runner._draft_probs is None:
             return None
         if name not in runner._draft_prob_req_ids:
             return None
-        q = runner._draft_probs[runner._draft_prob_req_ids.index(name), :num_guesses]
-        return q if len(q) == num_guesses and is_distribution(q) else None
+        q = runner._draft_probs[runner._draft_prob_req_ids.index(name), :num_draft_tokens]
+        return q if len(q) == num_draft_tokens and is_distribution(q) else None
 
     def _lenience(self, name: str) -> float:
-        asked = RequestOptions.read(
-            self.runner.requests[name].sampling_params.extra_args, self.names
+        requested = RequestOptions.parse_or_default(
+            self.runner.requests[name].sampling_params.extra_args, self.drafter_names
         ).lenience
-        return self.config.lenience if asked is None else asked
+        return self.config.lenience if requested is None else requested
 
-    def _is_constrained(self, name: str) -> bool:
-        """Whether a grammar may have cut the guesses short by their values."""
+    def _has_grammar(self, name: str) -> bool:
+        """Whether a grammar may have truncated the draft depending on its tokens."""
         return self.runner.requests[name].sampling_params.structured_outputs is not None
 
 
-def _without_layout(sampling: SamplingMetadata) -> SamplingMetadata:
-    """Settings for rows of which there is one a request: vLLM's count of guessed rows does not hold here."""
+def _one_row_per_request(sampling: SamplingMetadata) -> SamplingMetadata:
+    """Settings for one row per request; vLLM's metadata describes one row per draft token."""
     if sampling.thinking_budget_state_holder is not None:
         sampling.thinking_budget_state_holder.in_spec_mode = False
     return replace(sampling, spec_token_ids=None)
 
 
-def _must_follow(sampling: SamplingMetadata) -> bool:
-    """Whether nobody can be judged: for logprobs of what was said, or for processors that remember what
-    was said and could not unlearn a guess that fell.
+def _must_match(sampling: SamplingMetadata) -> bool:
+    """Whether the batch rules out rejection sampling.
+
+    Logprobs belong to sampled tokens, and a stateful logits processor cannot roll back a rejected token.
     """
     known = (MinTokensLogitsProcessor, MinPLogitsProcessor, LogitBiasLogitsProcessor)
     return bool(
@@ -203,35 +208,35 @@ def _must_follow(sampling: SamplingMetadata) -> bool:
     )
 
 
-def _minimums(sampling: SamplingMetadata) -> Iterator[Collection[int]]:
-    """The places of requests that are still below their minimum, which is remembered as well."""
+def _below_min_tokens(sampling: SamplingMetadata) -> Iterator[Collection[int]]:
+    """Requests below their minimum number of tokens: the processor's state cannot be rolled back."""
     for processor in sampling.logitsprocs.non_argmax_invariant:
         yield getattr(processor, "min_toks", ())
 
 
-def _of(sampling: SamplingMetadata, asked: Sequence[int], alive: Collection[int]) -> SamplingMetadata:
-    """The settings of some requests, in this order; only those that still speak have generators."""
+def _select(sampling: SamplingMetadata, requests: Sequence[int], active: Collection[int]) -> SamplingMetadata:
+    """The settings of these requests, in this order, with generators for the active ones only."""
     generators = {
-        row: sampling.generators[place]
-        for row, place in enumerate(asked)
-        if place in alive and place in sampling.generators
+        row: sampling.generators[request]
+        for row, request in enumerate(requests)
+        if request in active and request in sampling.generators
     }
-    if not _is_bare(sampling):
+    if not _is_row_independent(sampling):
         return replace(sampling, generators=generators)
     columns = {
-        name: None if getattr(sampling, name) is None else getattr(sampling, name)[list(asked)]
+        name: None if getattr(sampling, name) is None else getattr(sampling, name)[list(requests)]
         for name in ("temperature", "top_p", "top_k")
     }
     return replace(sampling, generators=generators, **columns)
 
 
-def _is_plain_greedy(sampling: SamplingMetadata) -> bool:
-    """Whether every request takes the likeliest token, and nothing changes which one that is."""
-    return bool(sampling.all_greedy and _is_bare(sampling))
+def _is_argmax_only(sampling: SamplingMetadata) -> bool:
+    """Whether every request is greedy and no setting changes the argmax."""
+    return bool(sampling.all_greedy and _is_row_independent(sampling))
 
 
-def _is_bare(sampling: SamplingMetadata) -> bool:
-    """Whether nothing but temperature, top-k and top-p is asked for, by nobody in the batch."""
+def _is_row_independent(sampling: SamplingMetadata) -> bool:
+    """Whether no request of the batch uses a setting other than temperature, top-k and top-p."""
     return bool(
         sampling.max_num_logprobs is None
         and not sampling.logprob_token_ids
@@ -244,42 +249,42 @@ def _is_bare(sampling: SamplingMetadata) -> bool:
 
 
 def _is_idle(processor: Any) -> bool:
-    """Whether one of vLLM's own processors has nobody to work for; of others one cannot know."""
-    nobody = {} in (getattr(processor, "min_toks", None), getattr(processor, "biases", None))
-    return nobody or getattr(processor, "min_p_count", None) == 0
+    """Whether a processor of vLLM has no request to apply to; False for processors of others."""
+    no_requests = {} in (getattr(processor, "min_toks", None), getattr(processor, "biases", None))
+    return no_requests or getattr(processor, "min_p_count", None) == 0
 
 
 def _split(tokens: list[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Guesses by request."""
+    """Draft tokens by request."""
     ends = [0]
     for size in sizes:
         ends.append(ends[-1] + size)
-    return [tokens[first:last] for first, last in pairwise(ends)]
+    return [tokens[start:end] for start, end in pairwise(ends)]
 
 
-def _follow_rows(
-    guesses: Sequence[Sequence[int]], rows: list[int], deepest: int, device: torch.device
+def _match_rows(
+    drafts: Sequence[Sequence[int]], rows: list[int], max_depth: int, device: torch.device
 ) -> SamplerOutput:
-    """Follow the tokens that the target takes at all rows."""
-    said, start = [], 0
-    for guess in guesses:
-        taken = rows[start : start + len(guess) + 1]
-        kept = 0
-        while kept < len(guess) and taken[kept] == guess[kept]:
-            kept += 1
-        said.append(taken[: kept + 1])
-        start += len(guess) + 1
-    return SamplerOutput(sampled_token_ids=_padded(said, deepest + 1, device), logprobs_tensors=None)
+    """Accept draft tokens while they equal the target's tokens, which are given for all rows."""
+    emitted, start = [], 0
+    for draft in drafts:
+        target = rows[start : start + len(draft) + 1]
+        num_accepted = 0
+        while num_accepted < len(draft) and target[num_accepted] == draft[num_accepted]:
+            num_accepted += 1
+        emitted.append(target[: num_accepted + 1])
+        start += len(draft) + 1
+    return SamplerOutput(sampled_token_ids=_padded(emitted, max_depth + 1, device), logprobs_tensors=None)
 
 
-def _padded(said: Sequence[Sequence[int]], width: int, device: torch.device) -> torch.Tensor:
-    """What was said, as the rectangle that vLLM expects."""
-    rows = [[*tokens, *[NOTHING] * (width - len(tokens))] for tokens in said]
+def _padded(emitted: Sequence[Sequence[int]], width: int, device: torch.device) -> torch.Tensor:
+    """Output tokens as the padded matrix that vLLM expects."""
+    rows = [[*tokens, *[PLACEHOLDER_TOKEN_ID] * (width - len(tokens))] for tokens in emitted]
     return torch.tensor(rows, dtype=torch.int32, device=device)
 
 
 def _stacked(levels: list[LogprobsTensors], width: int) -> LogprobsTensors:
-    """Log-probabilities of every position, request by request; what nobody said is filled with the last."""
+    """Logprobs request by request; positions after the last output are padded with the last level."""
     levels = levels + [levels[-1]] * (width - len(levels))
     return LogprobsTensors(
         *(

@@ -1,4 +1,4 @@
-"""A bound on how long a stopped server waits for its clients.
+"""A time limit on how long a stopped server waits for its clients.
 
 vLLM stops the engine first. If that happens before the engine has reported its requests as aborted, their
 streams get no end: uvicorn then waits for the clients to close them, without a time limit, and vLLM handles
@@ -11,11 +11,11 @@ from functools import wraps
 from typing import Any, Final
 
 CLOSE_SECONDS: Final = 5
-"""How long open connections are waited for after a signal to stop. The engine has stopped by then."""
+"""Seconds that open connections may last after a stop signal. The engine has stopped by then."""
 
 
 def bound_shutdown() -> None:
-    """Let uvicorn servers made from now on close connections that outlast a stop by `CLOSE_SECONDS`."""
+    """Make uvicorn servers created from now on close connections `CLOSE_SECONDS` after a stop signal."""
     import uvicorn  # noqa: PLC0415 (comes with vLLM)
 
     stock: Any = uvicorn.Config.__init__

@@ -1,10 +1,10 @@
-"""Guessing for an engine: who guesses for which request, how far, and what became of it.
+"""Drafting for a batch: which drafter proposes for each request, how many tokens, and what was accepted.
 
-step = guesser.open(asks, rows)          # who is in the next pass
-offers = guesser.look_up(step, asks)     # what could be guessed
-guesser.settle(step, offers)             # what is guessed
-guesser.hear(name, offer, said, checked)  # what became of it, for every request
-guesser.close(step, offers, seconds)
+step = speculator.begin_step(requests, rows)                    # the requests of the next step
+drafts = speculator.draft(step, requests)                       # proposed draft tokens
+speculator.choose(step, drafts)                                 # truncates them to the tokens worth verifying
+speculator.observe(name, draft, output_tokens, num_verified)    # the outcome, for every request
+speculator.record_step(step, drafts, seconds)
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forerun.control.candidates import ASSUMED, Candidates, kinds_of, leading_mask, stated
+from forerun.control.candidates import (
+    ASSUMED_ACCEPTANCE,
+    Candidates,
+    assign_kinds,
+    drafter_survival,
+    leading_mask,
+)
 from forerun.control.controller import Controller, Step, warm_up
 from forerun.control.step_cost import StepCost
 from forerun.drafters.documents import load_tokenizer, vocabulary_of
 from forerun.drafters.registry import make_drafters
-from forerun.engines.guarded_drafter import NOTHING, GuardedDrafter
-from forerun.engines.vllm.launch import settings_of
+from forerun.engines.guarded_drafter import EMPTY_DRAFT, GuardedDrafter
+from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.startup_log import log_compilation
 from forerun.engines.vllm.stats import SpecDecodeStats, logger
 from forerun.types import Draft, RequestView, Verdict
@@ -34,178 +40,184 @@ from forerun.types import Draft, RequestView, Verdict
 
 @dataclass(slots=True)
 class DraftRequest:
-    """A request that guesses are wanted for: at most so many, of this drafter if it says whose."""
+    """A request to draft for: at most `max_tokens` draft tokens, from `drafter` or else the first one."""
 
     view: RequestView
-    room: int
+    max_tokens: int
     drafter: str | None = None
     greedy: bool = True
     adaptive: bool | None = None
 
     @property
     def name(self) -> str:
-        """Whose it is."""
+        """The request's id."""
         return self.view.id
 
 
 @dataclass(slots=True)
 class ProposedDraft:
-    """What a request is offered in a step: tokens, who guessed each, how likely each is to survive by what
-    they say, and the draft that the first of them came from. What was `drawn` stays as it is. Once the
-    request was heard, how many were checked, and how many of these stood.
+    """A request's draft tokens in a step, with the drafter and the stated survival of each.
+
+    `draft` is the drafter's draft that the leading tokens come from. Tokens that are `sampled` from q are
+    never selected by their values. `observe` sets the numbers of verified and accepted tokens.
     """
 
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     stated: npt.NDArray[np.floating[Any]] = field(default_factory=lambda: np.zeros(0))
-    draft: Draft = NOTHING
-    drawn: bool = False
+    draft: Draft = EMPTY_DRAFT
+    sampled: bool = False
     num_verified: int = 0
     num_accepted: int = 0
 
-    def extend(self, tokens: Sequence[int], source: str, chance: float = ASSUMED) -> None:
-        """Offer more tokens after these."""
+    def extend(self, tokens: Sequence[int], source: str, probability: float = ASSUMED_ACCEPTANCE) -> None:
+        """Append tokens, each accepted with `probability` if the one before it is."""
         before = float(self.stated[-1]) if len(self.stated) else 1.0
         self.tokens.extend(tokens)
         self.sources.extend([source] * len(tokens))
-        self.stated = np.append(self.stated, before * np.cumprod(np.full(len(tokens), chance)))
+        self.stated = np.append(self.stated, before * np.cumprod(np.full(len(tokens), probability)))
 
     def truncate(self, num_tokens: int) -> None:
-        """Offer no more than the first so many."""
+        """Keep the first `num_tokens` tokens."""
         del self.tokens[num_tokens:], self.sources[num_tokens:]
         self.stated = self.stated[:num_tokens]
 
 
 class ChainSpeculator:
-    """Chains of guesses for requests by name, as many as pay, none that the model does not know.
+    """Drafts chains for requests by name, with lengths set by the controller and tokens in the vocabulary.
 
-    Its configuration is `additional_config["forerun"]` of vLLM's, as for `SpeculationConfig`.
+    `additional_config["forerun"]` of vLLM's configuration holds the settings of `SpeculationConfig`.
     """
 
     def __init__(self, vllm_config: Any, cost: StepCost | None = None) -> None:
-        self.config = settings_of(vllm_config)
-        self.most_guesses: int = min(
-            vllm_config.speculative_config.num_speculative_tokens, self.config.max_draft
-        )
+        self.config = speculation_config(vllm_config)
+        num_speculative_tokens: int = vllm_config.speculative_config.num_speculative_tokens
+        self.max_draft_tokens = min(num_speculative_tokens, self.config.max_draft)
         self.names = self.config.names
-        self.tally = SpecDecodeStats(self.names, vllm_config.speculative_config.num_speculative_tokens)
+        self.stats = SpecDecodeStats(self.names, num_speculative_tokens)
         self.controller = Controller(cost or StepCost.default())
         vocab_size = vllm_config.model_config.get_vocab_size()
         tokenizer = vllm_config.model_config.tokenizer
         vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if self.config.corpora else None
         with log_compilation():
             self.drafters = {
-                name: GuardedDrafter(name, drafter, self.tally, vocab_size, logger=logger)
+                name: GuardedDrafter(name, drafter, self.stats, vocab_size, logger=logger)
                 for name, drafter in make_drafters(self.config, chain=True, vocabulary=vocabulary).items()
             }
             warm_up()
-        self._first = next(iter(self.drafters), None)
-        self._known: dict[str, set[str]] = {}
+        self._default_drafter = next(iter(self.drafters), None)
+        self._drafters_used: dict[str, set[str]] = {}
 
-    def begin_step(self, asks: Sequence[DraftRequest], rows: int, context: int = 0) -> Step:
-        """A step begins, of so many rows and tokens of context without guesses."""
-        for ask in asks:
-            if ask.name not in self._known:
-                self._known[ask.name] = set()
-                adaptive = self.config.adaptive if ask.adaptive is None else ask.adaptive
-                self.controller.admit(ask.name, greedy=ask.greedy, adaptive=adaptive)
-        return self.controller.begin_step([ask.name for ask in asks], rows, context)
+    def begin_step(self, requests: Sequence[DraftRequest], rows: int, context: int = 0) -> Step:
+        """Begin a step of `rows` rows and `context` tokens of context, both without draft tokens."""
+        for request in requests:
+            if request.name not in self._drafters_used:
+                self._drafters_used[request.name] = set()
+                adaptive = self.config.adaptive if request.adaptive is None else request.adaptive
+                self.controller.admit(request.name, greedy=request.greedy, adaptive=adaptive)
+        return self.controller.begin_step([request.name for request in requests], rows, context)
 
-    def draft(self, step: Step, asks: Sequence[DraftRequest]) -> list[ProposedDraft]:
-        """What could be guessed for everybody, from the drafter that each wants; None wants the first. Nobody
-        looks for those for whom it does not pay; it is made up for later.
+    def draft(self, step: Step, requests: Sequence[DraftRequest]) -> list[ProposedDraft]:
+        """Propose draft tokens for every request, from the drafter that it names or else the first one.
+
+        Requests for which the controller expects no gain from drafting get an empty draft. Their drafters
+        catch up on the skipped tokens at the next proposal.
         """
-        whose: list[bool] = self.controller.should_draft(step).tolist()
+        should_draft: list[bool] = self.controller.should_draft(step).tolist()
         began = time.perf_counter()
-        offers = [ProposedDraft() for _ in asks]
-        for name, watched in self.drafters.items():
-            theirs = [place for place, ask in enumerate(asks) if (ask.drafter or self._first) == name]
-            for place in theirs:
-                self._known[asks[place].name].add(name)
-            mine = [place for place in theirs if whose[place] and asks[place].room > 0]
-            drafts = watched.propose(
-                [asks[place].view for place in mine],
-                [min(asks[place].room, self.most_guesses) for place in mine],
+        proposed = [ProposedDraft() for _ in requests]
+        for name, drafter in self.drafters.items():
+            users = [
+                at for at, each in enumerate(requests) if (each.drafter or self._default_drafter) == name
+            ]
+            for at in users:
+                self._drafters_used[requests[at].name].add(name)
+            active = [at for at in users if should_draft[at] and requests[at].max_tokens > 0]
+            drafts = drafter.propose(
+                [requests[at].view for at in active],
+                [min(requests[at].max_tokens, self.max_draft_tokens) for at in active],
             )
-            for place, found in zip(mine, drafts, strict=True):
-                draft = _as_chosen(found) if found.q else found  # it is followed anyway
-                offers[place] = ProposedDraft(
-                    draft.tokens.tolist(), [name] * len(draft), stated(draft), draft
+            for at, found in zip(active, drafts, strict=True):
+                draft = _as_chosen(found) if found.q else found  # verified by match_target in any case
+                proposed[at] = ProposedDraft(
+                    draft.tokens.tolist(), [name] * len(draft), drafter_survival(draft), draft
                 )
-        step.look_seconds += time.perf_counter() - began
-        return offers
+        step.lookup_seconds += time.perf_counter() - began
+        return proposed
 
-    def expected_gain(self, step: Step, offers: Sequence[ProposedDraft]) -> list[float]:
-        """What each offer is worth, in tokens."""
-        totals: list[float] = self.controller.expected_gain(step, self._guesses(step, offers)).tolist()
-        return totals
+    def expected_gain(self, step: Step, drafts: Sequence[ProposedDraft]) -> list[float]:
+        """The expected gain of each draft, in tokens."""
+        gains: list[float] = self.controller.expected_gain(step, self._candidates(step, drafts)).tolist()
+        return gains
 
-    def choose(self, step: Step, offers: Sequence[ProposedDraft]) -> None:
-        """Cut every offer to what pays."""
+    def choose(self, step: Step, drafts: Sequence[ProposedDraft]) -> None:
+        """Truncate every draft to the tokens that the controller chooses."""
         began = time.perf_counter()
-        guesses = self._guesses(step, offers)
-        if len(guesses):
-            kept = self.controller.choose(step, guesses)
-            sizes = np.bincount(guesses.owners[kept], minlength=len(offers)).tolist()
-            for offer, size in zip(offers, sizes, strict=True):
-                offer.truncate(size)
-        step.look_seconds += time.perf_counter() - began
+        candidates = self._candidates(step, drafts)
+        if len(candidates):
+            chosen = self.controller.choose(step, candidates)
+            lengths = np.bincount(candidates.owners[chosen], minlength=len(drafts)).tolist()
+            for draft, length in zip(drafts, lengths, strict=True):
+                draft.truncate(length)
+        step.lookup_seconds += time.perf_counter() - began
 
-    def _guesses(self, step: Step, offers: Sequence[ProposedDraft]) -> Candidates:
-        """Chains of guesses in one row."""
-        if not any(offer.tokens for offer in offers):
-            return Candidates.none()
-        return Candidates.chains(
-            np.concatenate([offer.stated for offer in offers], dtype=np.float64),
-            np.array([len(offer.tokens) for offer in offers], dtype=np.int64),
-            kinds_of([offer.sources for offer in offers], partial(self.controller.kind, step)),
-            np.array([offer.drawn for offer in offers]),
+    def _candidates(self, step: Step, drafts: Sequence[ProposedDraft]) -> Candidates:
+        """The draft tokens of all requests, as chains."""
+        if not any(draft.tokens for draft in drafts):
+            return Candidates.empty()
+        return Candidates.from_chains(
+            np.concatenate([draft.stated for draft in drafts], dtype=np.float64),
+            np.array([len(draft.tokens) for draft in drafts], dtype=np.int64),
+            assign_kinds([draft.sources for draft in drafts], partial(self.controller.kind, step)),
+            np.array([draft.sampled for draft in drafts]),
         )
 
     def observe(
-        self, name: str, offer: ProposedDraft, said: Sequence[int], num_checked: int | None = None
+        self, name: str, draft: ProposedDraft, output: Sequence[int], num_verified: int | None = None
     ) -> None:
-        """A request said these tokens; of its offer so many were checked, or all. What is said by one that
-        was given up in the meantime is nobody's.
-        """
-        if not len(said) or name not in self._known:
-            return
-        sources = offer.sources[:num_checked]
-        offer.num_verified, offer.num_accepted = len(sources), min(len(said) - 1, len(sources))
-        self.tally.step(sources, len(said))
-        if len(offer.draft) and sources and sources[0] in self._known[name]:
-            draft = offer.draft.truncate(sum(1 for _ in takewhile(sources[0].__eq__, sources)))
-            num_kept = min(len(said) - 1, len(draft))
-            self.drafters[sources[0]].learn(name, draft, Verdict(tuple(range(num_kept)), said[-1]))
+        """Record a request's output tokens; None means that its whole draft was verified.
 
-    def close(self, step: Step, offers: Sequence[ProposedDraft], seconds: float) -> None:
-        """A step is over, and everybody was heard; offers that were not checked did not take part."""
-        if not any(offer.tokens for offer in offers):
-            self.controller.record_step(step, np.zeros(0, dtype=bool), seconds)
-            for name in self.names if offers else ():
-                self.tally.paced(name, 0.0, None)
+        Output of requests forgotten since scheduling is ignored.
+        """
+        if not len(output) or name not in self._drafters_used:
             return
-        nums = [(len(offer.tokens), offer.num_verified, offer.num_accepted) for offer in offers]
-        sizes, checked, stood = np.array(nums, dtype=np.int64).T.copy()
-        rates = self.controller.record_step(
-            step, leading_mask(sizes, stood), seconds, leading_mask(sizes, checked)
+        sources = draft.sources[:num_verified]
+        draft.num_verified, draft.num_accepted = len(sources), min(len(output) - 1, len(sources))
+        self.stats.record_request_step(sources, len(output))
+        if len(draft.draft) and sources and sources[0] in self._drafters_used[name]:
+            verified = draft.draft.truncate(sum(1 for _ in takewhile(sources[0].__eq__, sources)))
+            num_accepted = min(len(output) - 1, len(verified))
+            self.drafters[sources[0]].learn(name, verified, Verdict(tuple(range(num_accepted)), output[-1]))
+
+    def record_step(self, step: Step, drafts: Sequence[ProposedDraft], seconds: float) -> None:
+        """End a step after every request was observed; drafts that were not verified do not count."""
+        if not any(draft.tokens for draft in drafts):
+            self.controller.record_step(step, np.zeros(0, dtype=bool), seconds)
+            for name in self.names if drafts else ():
+                self.stats.record_goodput(name, 0.0, None)
+            return
+        nums = [(len(draft.tokens), draft.num_verified, draft.num_accepted) for draft in drafts]
+        lengths, verified, accepted = np.array(nums, dtype=np.int64).T.copy()
+        goodput = self.controller.record_step(
+            step, leading_mask(lengths, accepted), seconds, leading_mask(lengths, verified)
         )
-        made = Counter(source for offer in offers for source in offer.sources[: offer.num_verified])
+        num_tokens = Counter(source for draft in drafts for source in draft.sources[: draft.num_verified])
         for name in self.names:
-            self.tally.paced(name, made[name] / len(offers), rates if made[name] else None)
+            length = num_tokens[name] / len(drafts)
+            self.stats.record_goodput(name, length, goodput if num_tokens[name] else None)
 
     @property
-    def known(self) -> Set[str]:
-        """The requests that anything is remembered of."""
-        return self._known.keys()
+    def tracked(self) -> Set[str]:
+        """The requests with live speculation state."""
+        return self._drafters_used.keys()
 
     def forget(self, name: str, view: RequestView | None = None) -> None:
-        """A request is over; with a view, whoever guessed for it sees the end of its text first."""
+        """Drop a request's state; with a view, its drafters see the end of its tokens first."""
         self.controller.forget(name)
-        for who in self._known.pop(name, ()):
-            self.drafters[who].forget(name, view)
+        for drafter in self._drafters_used.pop(name, ()):
+            self.drafters[drafter].forget(name, view)
 
 
 def _as_chosen(draft: Draft) -> Draft:
-    """A draft as if nothing of it had been drawn."""
+    """The draft without its q, as chosen tokens."""
     return replace(draft, sampled=np.zeros(len(draft), dtype=bool), q={})

@@ -1,6 +1,6 @@
-"""What the scheduler tells the workers beside vLLM's own plan of a step, and what they tell it back.
+"""The data that forerun's scheduler adds to vLLM's plan of a step.
 
-Both ride on vLLM's messages as an attribute more: they are pickled as they are.
+It is an extra attribute of vLLM's own message, which is pickled with it.
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-_NAME: Final = "forerun_plan"
+_ATTRIBUTE: Final = "forerun_plan"
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Whose guesses in this step were drawn by the draft model.
+    """The ids of the requests whose draft tokens in this step were sampled by the draft model.
 
-    Who was drawn for has to be said: guesses that were looked up may happen to be what was drawn, and to
-    judge them by the draw's q just then would be to look at values.
+    The worker must not infer them: a looked-up draft token may equal the sampled one, and verifying it
+    against q in just that case would condition on its value and bias the output distribution.
     """
 
     sampled: frozenset[str] = frozenset()
 
 
-def attach(scheduler_output: Any, plan: StepPlan) -> None:
-    """Send a plan along with a step."""
-    setattr(scheduler_output, _NAME, plan)
+def attach_plan(scheduler_output: Any, plan: StepPlan) -> None:
+    """Add a plan to vLLM's scheduler output."""
+    setattr(scheduler_output, _ATTRIBUTE, plan)
 
 
-def plan_of(scheduler_output: Any) -> StepPlan:
-    """The plan that came with a step."""
-    plan = getattr(scheduler_output, _NAME, None)
+def read_plan(scheduler_output: Any) -> StepPlan:
+    """The plan in vLLM's scheduler output; empty if there is none."""
+    plan = getattr(scheduler_output, _ATTRIBUTE, None)
     return plan if isinstance(plan, StepPlan) else StepPlan()

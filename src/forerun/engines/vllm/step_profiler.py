@@ -1,7 +1,7 @@
-"""What vLLM's steps cost, measured by its worker before the first request and left for the scheduler to find.
+"""Profiling of step costs in vLLM's worker, before the first request.
 
-Scheduler and worker may be different processes, so the curve goes through the file that keeps it for the next
-start. Where they do not share a disk the scheduler begins with a typical curve and learns from its steps.
+Scheduler and worker may be different processes, so the scheduler reads the curve from the cache file. Where
+they do not share a disk, the scheduler starts from the default curve and updates it from its steps.
 """
 
 from __future__ import annotations
@@ -18,55 +18,59 @@ import vllm
 from vllm.platforms import current_platform
 
 from forerun.control import cost_cache
-from forerun.control.step_cost import REPEATS, StepCost, sizes
-from forerun.engines.vllm.launch import cores, settings_of
+from forerun.control.step_cost import REPEATS, StepCost, profile_sizes
+from forerun.engines.vllm.launch import speculation_config, visible_cores
 from forerun.engines.vllm.startup_log import log_progress
 from forerun.engines.vllm.stats import logger
 
-DEEP: Final = 16
-WIDEST: Final = 1024
-"""Steps are measured with up to so many guesses for everybody, and up to so many rows in all."""
+MAX_PROFILED_DRAFT: Final = 16
+MAX_PROFILED_ROWS: Final = 1024
+"""Maximum draft tokens per request and maximum rows of a profiled step."""
 
-_CORES: Final = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
-"""What tells a vLLM on CPUs which cores are its own; all its processes see the same."""
-
-
-def find(vllm_config: Any) -> StepCost | None:
-    """The curve of a vLLM like this one on this machine, if it was measured."""
-    return cost_cache.load(_name(vllm_config))
+_CORE_BINDING: Final = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
+"""Environment variables that bind vLLM to cores on CPUs; they are equal in all of its processes."""
 
 
-def keep(vllm_config: Any, cost: StepCost) -> Path | None:
+def load_cost(vllm_config: Any) -> StepCost | None:
+    """The cached curve of this configuration on this machine, if there is one."""
+    return cost_cache.load(_cache_key(vllm_config))
+
+
+def save_cost(vllm_config: Any, cost: StepCost) -> Path | None:
     """Cache a curve for the next start; returns the file, None if it cannot be written."""
-    return cost_cache.save(_name(vllm_config), cost)
+    return cost_cache.save(_cache_key(vllm_config), cost)
 
 
-def measure(runner: Any) -> None:
-    """Profile the step costs of a runner and cache the curve; a single worker uses a cached one if it can.
+def profile_steps(runner: Any) -> None:
+    """Profile the step costs of a runner and cache the curve; a single worker uses a cached curve.
 
-    Ranks that work together all measure: they must agree on what they run.
+    With several ranks each of them profiles, because they have to run the same forward passes.
     """
     config = runner.vllm_config
-    if config.speculative_config is None or not settings_of(config).adaptive:
+    if config.speculative_config is None or not speculation_config(config).adaptive:
         return
-    alone = config.parallel_config.world_size_across_dp == 1
-    if alone and find(config) is not None:
-        logger.info("step costs: read from %s", cost_cache.path_of(_name(config)))
+    is_single = config.parallel_config.world_size_across_dp == 1
+    if is_single and load_cost(config) is not None:
+        logger.info("Step costs: loaded from %s", cost_cache.cache_path(_cache_key(config)))
         return
-    most = min(config.scheduler_config.max_num_seqs * (1 + DEEP), runner.max_num_tokens, WIDEST)
-    passes = _Passes(runner)
-    note = (
-        f"profiling forward passes of 1 to {most} rows, {len(sizes(most))} sizes, each up to {REPEATS}"
-        " times; takes about 10 s, and the result is cached for the next start"
+    max_rows = min(
+        config.scheduler_config.max_num_seqs * (1 + MAX_PROFILED_DRAFT),
+        runner.max_num_tokens,
+        MAX_PROFILED_ROWS,
     )
-    with _without_draft(runner), log_progress("step costs", note, passes.progress):
-        cost = StepCost.profile(passes.seconds, most, by_clock=alone)
-    path = keep(config, cost)
+    passes = _TimedPasses(runner)
+    note = (
+        f"forward passes of 1 to {max_rows} rows, {len(profile_sizes(max_rows))} sizes, each up to"
+        f" {REPEATS} times; takes about 10 s, and the result is cached for the next start"
+    )
+    with _without_draft_model(runner), log_progress("Profiling step costs", note, passes.progress):
+        cost = StepCost.profile(passes.seconds, max_rows, time_limited=is_single)
+    path = save_cost(config, cost)
     where = f"cached in {path}" if path else "not cached: the cache directory is not writable"
-    logger.info("step costs: %s; %s", _summary(cost), where)
+    logger.info("Step costs: %s; %s", _summary(cost), where)
 
 
-class _Passes:
+class _TimedPasses:
     """Times forward passes of a runner, and counts them for the log."""
 
     def __init__(self, runner: Any) -> None:
@@ -82,20 +86,20 @@ class _Passes:
         return seconds
 
     def progress(self) -> str:
-        """The end of a log line while profiling lasts."""
+        """The end of a progress line in the log."""
         return f", {self.num_done} forward passes done, {self.rows} rows now"
 
 
 def _summary(cost: StepCost) -> str:
-    """The ends of the curve, and a point between them."""
+    """The first, middle and last point of the curve."""
     curve = cost.to_dict()["bands"]["0"]
-    at = (0, len(curve) // 2, -1)
-    return ", ".join(f"{cost.rows[place]:.0f} rows {1e3 * curve[place]:.1f} ms" for place in at)
+    points = (0, len(curve) // 2, -1)
+    return ", ".join(f"{cost.rows[at]:.0f} rows {1e3 * curve[at]:.1f} ms" for at in points)
 
 
 @contextmanager
-def _without_draft(runner: Any) -> Iterator[None]:
-    """While this lasts, dummy runs leave out the draft model: its time is measured apart."""
+def _without_draft_model(runner: Any) -> Iterator[None]:
+    """Within this block, dummy runs skip the draft model, whose time is measured separately."""
     drafter: Any = getattr(runner, "drafter", None)
     if not hasattr(drafter, "dummy_run"):
         yield
@@ -109,24 +113,24 @@ def _without_draft(runner: Any) -> Iterator[None]:
 
 @torch.inference_mode()
 def _seconds(runner: Any, rows: int) -> float:
-    """The seconds of a step of so many rows, each of which says a token."""
-    _wait()
+    """Seconds of a forward pass of `rows` rows, with logits and argmax of each."""
+    _synchronize()
     began = time.perf_counter()
     hidden, _ = runner._dummy_run(rows, skip_eplb=True)
     logits = runner.model.compute_logits(hidden[:rows])
     if logits is not None:
         logits.argmax(dim=-1)
-    _wait()
+    _synchronize()
     return time.perf_counter() - began
 
 
-def _wait() -> None:
-    """Until the device has done what it was told."""
+def _synchronize() -> None:
+    """Synchronize with the device."""
     if current_platform.is_cuda_alike():
         torch.cuda.synchronize()
 
 
-def _name(vllm_config: Any) -> str:
+def _cache_key(vllm_config: Any) -> str:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     return cost_cache.cache_key(
         engine=f"vllm {vllm.__version__}",
@@ -137,5 +141,5 @@ def _name(vllm_config: Any) -> str:
         ranks=(parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
         seqs=vllm_config.scheduler_config.max_num_seqs,
         device=current_platform.get_device_name(),
-        cores=[cores(), *(os.environ.get(name, "") for name in _CORES)],
+        cores=[visible_cores(), *(os.environ.get(name, "") for name in _CORE_BINDING)],
     )

@@ -1,6 +1,6 @@
-"""Requests whose guesses are judged against a distribution: drawn by the draft model, or leniently.
+"""Rejection sampling for requests whose draft tokens were sampled from q, or that allow lenience.
 
-Everybody else is followed. Here vLLM's own sampler is asked for p instead of a token, and `forerun.core`
+All other requests use `match_target`. vLLM's own sampler supplies p instead of a token, and `forerun.core`
 decides.
 """
 
@@ -14,66 +14,68 @@ import torch
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from forerun.core.verify import Verifier, VerifyRequest, verify
+from forerun.config import VerifierName
+from forerun.core.verify import VerifyRequest, verify
 from forerun.engines.vllm.stats import logger
 from forerun.types import Draft, Proposal, SamplingParams
 
 
 @dataclass(slots=True)
 class RejectionRequest:
-    """One request: its guesses, the q they were drawn from (None: they were chosen), and p row by row."""
+    """One request: its draft tokens, the q they were sampled from (None: chosen), and p row by row."""
 
-    guess: Sequence[int]
+    draft: Sequence[int]
     q: torch.Tensor | None
     greedy: bool
     lenience: float
     p: list[torch.Tensor] = field(default_factory=list)
-    plain: int = -1
-    """What plain sampling says at the first position."""
+    fallback: int = -1
+    """The token that vLLM's sampler takes at the first position."""
 
-    def see(self, position: int, p: torch.Tensor, taken: int) -> int:
-        """The next position: what plain sampling draws from, and what it drew. Returns the guess, which
-        counts as said until the verdict.
+    def observe(self, position: int, p: torch.Tensor, sampled: int) -> int:
+        """Record p and vLLM's token of the next position.
+
+        Returns the draft token, which is part of the context until verification.
         """
         if position == 0:
-            self.plain = taken
+            self.fallback = sampled
         self.p.append(p)
-        return self.guess[position] if position < len(self.guess) else taken
+        return self.draft[position] if position < len(self.draft) else sampled
 
-    def round(self) -> VerifyRequest:
-        """This request's part in the verdict; its noise has a key of its own, from vLLM's stream."""
+    def to_verify_request(self) -> VerifyRequest:
+        """The input of `forerun.core`'s verification; the noise key comes from vLLM's random stream."""
         key = int(torch.randint(2**62, (1,)))
         q = [] if self.q is None else [Proposal(row) for row in self.q]
-        sampling = SamplingParams(temperature=0.0 if self.greedy else 1.0)  # the rest is in p already
-        return VerifyRequest(Draft.chain(self.guess, q=q), sampling, key, 0, lenience=self.lenience)
+        sampling = SamplingParams(temperature=0.0 if self.greedy else 1.0)  # p includes the other settings
+        return VerifyRequest(Draft.chain(self.draft, q=q), sampling, key, 0, lenience=self.lenience)
 
 
-def verify_requests(judged: Sequence[RejectionRequest], verifier: Verifier) -> list[list[int]]:
-    """What every one of these requests says.
+def verify_requests(requests: Sequence[RejectionRequest], verifier: VerifierName) -> list[list[int]]:
+    """The output tokens of every request.
 
-    Where p is no distribution (a model that went astray), a request says what plain sampling says.
+    If p is not a distribution (a model with NaN logits), each request emits vLLM's token.
     """
-    if not judged:
+    if not requests:
         return []
-    rounds = [each.round() for each in judged]
+    inputs = [each.to_verify_request() for each in requests]
     try:
-        verdicts = verify(rounds, torch.cat([torch.stack(each.p) for each in judged]), verifier)
+        verdicts = verify(inputs, torch.cat([torch.stack(each.p) for each in requests]), verifier)
     except ValueError:
-        logger.exception("the verdict failed; these requests say one token each, as plain sampling draws it")
-        return [[each.plain] for each in judged]
-    return [verdict.tokens(each.draft) for verdict, each in zip(verdicts, rounds, strict=True)]
+        logger.exception("Verification failed: emitting one non-speculative token for each request")
+        return [[each.fallback] for each in requests]
+    return [verdict.tokens(each.draft) for verdict, each in zip(verdicts, inputs, strict=True)]
 
 
 def is_distribution(q: torch.Tensor) -> bool:
-    """Whether every row can be something that tokens were drawn from."""
+    """Whether every row is finite, non-negative and sums to 1 within 0.01."""
     return bool(q.isfinite().all() and (q >= 0).all() and (q.sum(-1) - 1).abs().max() < 1e-2)
 
 
-def weights(plain: Any, logits: torch.Tensor, sampling: SamplingMetadata) -> torch.Tensor:
-    """The logits that vLLM's sampler draws from: its own modules, in its own order, up to the draw."""
-    logits = plain.apply_logits_processors(logits.to(torch.float32), sampling, False)
+def target_logits(stock_sampler: Any, logits: torch.Tensor, sampling: SamplingMetadata) -> torch.Tensor:
+    """The logits that vLLM's sampler samples from, computed by its own modules in its own order."""
+    logits = stock_sampler.apply_logits_processors(logits.to(torch.float32), sampling, False)
     if sampling.temperature is not None:
-        logits = plain.apply_temperature(logits, sampling.temperature, sampling.all_random)
+        logits = stock_sampler.apply_temperature(logits, sampling.temperature, sampling.all_random)
     for processor in sampling.logitsprocs.argmax_invariant:
         logits = processor.apply(logits)
     result: torch.Tensor = apply_top_k_top_p(logits, sampling.top_k, sampling.top_p)

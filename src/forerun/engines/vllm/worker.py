@@ -1,6 +1,6 @@
-"""vLLM's workers with our sampler in them. `worker_cls` takes the path of `Worker`.
+"""vLLM's workers with forerun's sampler, for vLLM's `worker_cls`.
 
-The CUDA worker has never been run: no GPU was at hand.
+The CUDA worker is untested: it has not been run on a GPU.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from vllm.v1.worker.cpu_worker import CPUWorker as StockCPUWorker
 from vllm.v1.worker.gpu_worker import Worker as StockCUDAWorker
 
 from forerun.engines.vllm.contract import check, check_config
-from forerun.engines.vllm.launch import settings_of
+from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.sampler import SpeculativeSampler
 from forerun.engines.vllm.stats import logger
-from forerun.engines.vllm.step_plan import plan_of
-from forerun.engines.vllm.step_profiler import measure
+from forerun.engines.vllm.step_plan import read_plan
+from forerun.engines.vllm.step_profiler import profile_steps
 from forerun.errors import UnsupportedEngine
 
 
-def install(runner: Any) -> None:
-    """Put our sampler where vLLM's rejection sampler is, if the runner speculates at all.
+def install_sampler(runner: Any) -> None:
+    """Replace vLLM's rejection sampler if the runner speculates, and mask generators during prefill.
 
-    Also keeps the generators of requests that are still reading their prompt out of sampling. vLLM draws
-    for them, drops the token and turns the generator back, which a generator on a CPU cannot do.
+    vLLM samples for requests that are still in prefill, drops the token and rewinds the generator, which CPU
+    generators do not support.
     """
     if not hasattr(runner, "_sample"):
         raise UnsupportedEngine(
-            "forerun works with vLLM's first model runner: set VLLM_USE_V2_MODEL_RUNNER=0"
+            "forerun needs vLLM's V1 model runner, and got another; set VLLM_USE_V2_MODEL_RUNNER=0"
         )
     for name in ("_sample", "_bookkeeping_sync"):
         setattr(runner, name, _mask_prefill_generators(runner, getattr(runner, name)))
     if getattr(runner, "rejection_sampler", None) is None:
         return
-    sampler = SpeculativeSampler(runner.sampler, runner, settings_of(runner.vllm_config))
+    sampler = SpeculativeSampler(runner.sampler, runner, speculation_config(runner.vllm_config))
     runner.rejection_sampler = sampler
-    runner._get_spec_decode_draft_probs = lambda _: None  # its rows have no place for guesses from elsewhere
+    runner._get_spec_decode_draft_probs = lambda _: None  # it has no rows for looked-up draft tokens
     _capture_plan(runner, sampler)
     if runner.speculative_config.uses_draft_model():
-        _time_drafts(runner)
+        _time_draft_model(runner)
 
 
 def _mask_prefill_generators(runner: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of a step that sees no generators of requests that are still reading their prompt."""
+    """Wrap a part of a step so that it does not see the generators of requests in prefill."""
 
     @wraps(step)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         batch = runner.input_batch
-        reading = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
-        held = {at: batch.generators.pop(at) for at in reading if at in batch.generators}
+        prefilling = runner.discard_request_mask.np[: batch.num_reqs].nonzero()[0].tolist()
+        held = {at: batch.generators.pop(at) for at in prefilling if at in batch.generators}
         try:
             return step(*args, **kwargs)
         finally:
@@ -66,25 +66,25 @@ def _mask_prefill_generators(runner: Any, step: Callable[..., Any]) -> Callable[
 
 
 def _capture_plan(runner: Any, sampler: SpeculativeSampler) -> None:
-    """Let the sampler know what the scheduler planned with every step."""
+    """Pass the scheduler's plan of every step to the sampler."""
     execute = runner.execute_model
 
     @wraps(execute)
     def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        sampler.plan = plan_of(scheduler_output)
+        sampler.plan = read_plan(scheduler_output)
         return execute(scheduler_output, *args, **kwargs)
 
     runner.execute_model = execute_model
 
 
-def _time_drafts(runner: Any) -> None:
-    """Tell the scheduler how long the draft model takes, and leave it alone where nobody wants it.
+def _time_draft_model(runner: Any) -> None:
+    """Report the draft model's time to the scheduler, and skip it in steps that plan no draft tokens.
 
-    vLLM runs it even to draw nothing, so that its cache stays complete; but a request that does not want
-    the draft model never will.
+    vLLM runs it even then, to keep its KV cache complete; forerun's scheduler does not use it again for these
+    requests.
     """
     propose, take = runner.propose_draft_token_ids, runner.take_draft_token_ids
-    seconds: float | None = None  # since drafts were taken last
+    seconds: float | None = None  # of the last proposal, until it is taken
 
     @wraps(propose)
     def propose_draft_token_ids(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,10 +102,10 @@ def _time_drafts(runner: Any) -> None:
     def take_draft_token_ids() -> Any:
         nonlocal seconds
         drafts = take()
-        took, seconds = seconds, None
-        if drafts is None or took is None:
-            return None  # a text near its end: vLLM makes up guesses for everybody instead of asking
-        drafts.seconds = took
+        elapsed, seconds = seconds, None
+        if drafts is None or elapsed is None:
+            return None  # close to max_model_len vLLM returns placeholders instead of drafting
+        drafts.seconds = elapsed
         return drafts
 
     runner.propose_draft_token_ids = propose_draft_token_ids
@@ -113,18 +113,18 @@ def _time_drafts(runner: Any) -> None:
 
 
 @contextmanager
-def _all_processors() -> Iterator[None]:
-    """While this lasts, runners are made with all of vLLM's logits processors.
+def _keep_all_logits_processors() -> Iterator[None]:
+    """Within this block, runners are created with all of vLLM's logits processors.
 
-    With speculation vLLM leaves out min-p, biases and the user's own: its rejection sampler cannot apply
-    them. Ours asks plain sampling, which does.
+    With speculation vLLM leaves out min-p, logit biases and custom processors, because its rejection sampler
+    cannot apply them. forerun's sampler runs vLLM's non-speculative sampler, which can.
     """
     build = gpu_model_runner.build_logitsprocs
 
     def build_all(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        without = copy(vllm_config)
-        without.speculative_config = None
-        return build(without, *args, **kwargs)
+        unspeculative = copy(vllm_config)
+        unspeculative.speculative_config = None
+        return build(unspeculative, *args, **kwargs)
 
     gpu_model_runner.build_logitsprocs = build_all
     try:
@@ -133,37 +133,37 @@ def _all_processors() -> Iterator[None]:
         gpu_model_runner.build_logitsprocs = build
 
 
-class _Ours:
-    """What both workers do with vLLM's."""
+class _SpeculativeWorker:
+    """The changes to vLLM's workers, on all platforms."""
 
     model_runner: Any
     vllm_config: Any
 
     def init_device(self) -> None:
-        """As vLLM does it, then with our sampler."""
+        """Initialize as vLLM does, then install the sampler."""
         check()
         check_config(self.vllm_config)
-        with _all_processors():
+        with _keep_all_logits_processors():
             super().init_device()  # type: ignore[misc]
-        install(self.model_runner)
+        install_sampler(self.model_runner)
 
     def compile_or_warm_up_model(self) -> Any:
-        """As vLLM does it, then measured: the scheduler wants to know what steps cost."""
+        """Warm up as vLLM does, then profile step costs for the scheduler."""
         done = super().compile_or_warm_up_model()  # type: ignore[misc]
         try:
-            measure(self.model_runner)
+            profile_steps(self.model_runner)
         except Exception:
-            logger.exception("step costs: profiling failed; falling back to online estimation")
+            logger.exception("Step-cost profiling failed; falling back to online estimation")
         return done
 
 
-class CPUWorker(_Ours, StockCPUWorker):  # type: ignore[misc]
+class CPUWorker(_SpeculativeWorker, StockCPUWorker):  # type: ignore[misc]
     """The worker for CPUs."""
 
 
-class CUDAWorker(_Ours, StockCUDAWorker):  # type: ignore[misc]
-    """The worker for GPUs. Never run."""
+class CUDAWorker(_SpeculativeWorker, StockCUDAWorker):  # type: ignore[misc]
+    """The worker for GPUs; untested."""
 
 
 Worker = CPUWorker if current_platform.is_cpu() else CUDAWorker
-"""The worker for this machine."""
+"""The worker for this platform."""
