@@ -104,7 +104,7 @@ def test_the_quickstart_quotes_what_replay_prints() -> None:
     ).stdout
     mean = json.loads(printed)["geometric_mean"]
     quickstart = (ROOT / "docs" / "quickstart.md").read_text()
-    assert f"per {mean:.2f} tokens" in quickstart
+    assert f"{mean:.2f} tokens per step" in quickstart
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:
