@@ -74,13 +74,13 @@ _CLOCK, _CLOCK_TAIL = int(Stream.CLOCK), int(Stream.CLOCK_TAIL)
 @compiled
 def _race_row_range(first: int, last: int, p: Any, keys: Any, positions: Any, winners: Any) -> None:
     """`exponential_race_rows` for rows first to last - 1."""
-    words = np.empty(BLOCK // 2, np.uint32)
+    block = np.empty(BLOCK // 2, np.uint32)
     for row in range(first, last):
-        winners[row] = _race_row(p[row], keys[row], positions[row], words)
+        winners[row] = _race_row(p[row], keys[row], positions[row], block)
 
 
 @compiled
-def _race_row(p: Any, key: int, position: int, words: Any) -> int:
+def _race_row(p: Any, key: int, position: int, block: Any) -> int:
     """`exponential_race` with the clocks of (key, position), generated only for tokens that can still win.
 
     A clock is at least its U, and U is at least its leading bits. Comparing the leading bits with p times the
@@ -88,25 +88,25 @@ def _race_row(p: Any, key: int, position: int, words: Any) -> int:
     """
     address = (position & 0xFFFFFFFF, position >> 32, key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF)
     leader = (-1, 1.0, 0.0, np.float32(np.inf))
-    for begin in range(0, len(p), len(words)):
-        half = 16 * (begin // len(words) % 2)
+    for begin in range(0, len(p), len(block)):
+        half = 16 * (begin // len(block) % 2)
         if half == 0:
-            _fill_words(begin // 8, address, words)
-        if _any_below_bound(words, half, p[begin : begin + len(words)], leader[3]):
-            for low in range(begin, min(begin + len(words), len(p)), LANES):
-                lanes = words[low - begin : low - begin + LANES]
+            _fill_block(begin // 8, address, block)
+        if _any_below_bound(block, half, p[begin : begin + len(block)], leader[3]):
+            for low in range(begin, min(begin + len(block), len(p)), LANES):
+                lanes = block[low - begin : low - begin + LANES]
                 if _any_below_bound(lanes, half, p[low : low + LANES], leader[3]):
                     leader = _race_lanes(p, low, lanes, half, address, leader)
     return leader[0]
 
 
 @compiled
-def _race_lanes(p: Any, begin: int, words: Any, half: int, address: Any, leader: Any) -> Any:
+def _race_lanes(p: Any, begin: int, block: Any, half: int, address: Any, leader: Any) -> Any:
     """`exponential_race` over a few tokens and the leader so far (token, clock, p, bound on other tokens)."""
     c1, c3, k0, k1 = address
     best, best_clock, best_p, bound = leader
-    for token in range(begin, min(begin + len(words), len(p))):
-        bits, p_x = (words[token - begin] >> half) & 0xFFFF, np.float64(p[token])
+    for token in range(begin, min(begin + len(block), len(p))):
+        bits, p_x = (block[token - begin] >> half) & 0xFFFF, np.float64(p[token])
         if p_x > 0 and np.float32(bits) <= p[token] * bound:
             own = _philox(token, c1, _CLOCK_TAIL, c3, k0, k1)
             time = _clock(np.float64(bits), ((own[0] & 0xFFFF) << 32) | own[1])
@@ -117,19 +117,19 @@ def _race_lanes(p: Any, begin: int, words: Any, half: int, address: Any, leader:
 
 
 @compiled
-def _fill_words(counter: int, address: Any, words: Any) -> None:
-    """Generate the 32-bit words that hold the leading bits of a block of tokens."""
+def _fill_block(counter: int, address: Any, block: Any) -> None:
+    """Generate the 32-bit integers that hold the leading bits of a block of tokens."""
     c1, c3, k0, k1 = address
     for j in range(LANES):
         a, b, c, d = _philox(counter + j, c1, _CLOCK, c3, k0, k1)
-        words[j], words[LANES + j], words[2 * LANES + j], words[3 * LANES + j] = a, b, c, d
+        block[j], block[LANES + j], block[2 * LANES + j], block[3 * LANES + j] = a, b, c, d
 
 
 @compiled
-def _any_below_bound(words: Any, half: int, p: Any, bound: Any) -> bool:
+def _any_below_bound(block: Any, half: int, p: Any, bound: Any) -> bool:
     """Whether the leading bits of any token are at most p times the bound; 32 bits wide and vectorised."""
     hits = np.int32(0)
     for j in range(len(p)):
-        bits = np.int32((words[j] >> np.uint32(half)) & np.uint32(0xFFFF))
+        bits = np.int32((block[j] >> np.uint32(half)) & np.uint32(0xFFFF))
         hits = np.int32(hits + np.int32(np.float32(bits) <= p[j] * bound))
     return bool(hits > 0)
