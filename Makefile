@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -21,10 +21,15 @@ format:
 	$(RUN)/ruff format .
 	$(RUN)/ruff check --fix .
 
-# Each worker has one core and one thread. Tests with real engines run file by file, two workers at most: an
-# engine takes several gigabytes.
-test:
-	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit tests/integration --numprocesses auto --dist worksteal
+# Needs no engine, model or server: under a minute on two cores once the kernels are compiled. Each worker has one
+# core and one thread.
+unit:
+	OMP_NUM_THREADS=1 $(RUN)/pytest tests/unit --numprocesses auto --dist worksteal
+
+# Engine tests run file by file, those of tests/e2e/serve together (tests/e2e/conftest.py), with two workers at
+# most: an engine takes several gigabytes.
+test: unit
+	OMP_NUM_THREADS=1 $(RUN)/pytest tests/integration --numprocesses auto --dist worksteal
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile
 
 # Fails if a reference page is stale, then builds the site into site/.

@@ -34,7 +34,7 @@ def drafts(random: np.random.Generator) -> list[Draft]:
     for _ in range(REQUESTS):
         survivals = np.cumprod(random.uniform(0.5, 1.0, NODES)).astype(np.float32)
         tokens = random.integers(0, 49152, NODES)
-        proposed.append(Draft.chain(tokens, source="suffix", evidence=survivals[:, None]))
+        proposed.append(Draft.chain(tokens, source="suffix", survival=survivals))
     return proposed
 
 

@@ -10,19 +10,17 @@ that none learns from the steps of another.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from functools import wraps
-from itertools import chain, count, cycle, islice
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from forerun.engines.vllm.launch import engine_arguments, preload_environment
+from forerun.engines.vllm.launch import preload_environment
 
 if (preload := preload_environment()) and "LD_PRELOAD" not in os.environ:  # as `forerun serve` sets it
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **preload})  # noqa: S606
@@ -37,36 +35,26 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from vllm import LLM, SamplingParams
-from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
+from vllm import SamplingParams
 
 from forerun.bench.figures.load import draw_load
-from forerun.bench.load import BASELINE, FORERUN, LoadRun, TimedStep, from_rows, lines_of, to_rows
+from forerun.bench.load import BASELINE, FORERUN, LoadRun, from_rows, to_rows
+from forerun.bench.load_table import lines_of
 from forerun.bench.provenance import provenance
-from forerun.bench.suites import CODE_EDITING, read_suite
-from forerun.config import SpeculationConfig
-from forerun.engines.vllm.scheduler import Scheduler
-from forerun.models.loading import load_tokenizer
+from forerun.bench.suites import CODE_EDITING
+from forerun.rendering.plots import write_figure
+from load_engine import MAX_CONCURRENCY, LoadEngine, time_stock_scheduler
 from records import Record
 
 ROOT = Path(__file__).parents[1]
 FIXED: Final = "2,4,8,16"
-MAX_CONCURRENCY: Final = 16
-"""Maximum concurrency."""
-
 WAVES: Final = 2
 """Counted requests of a run, per concurrent request."""
-
-COUNTED, FILLER = "counted", "filler"
-"""Prefixes of request ids."""
 
 SINGLE_REQUEST_TURNS: Final = 3
 """Factor on the number of turns at concurrency 1. Turns are short there, because machine speed is equal for
 all modes only within a short turn, and acceptance varies strongly between texts.
 """
-
-MAX_PROMPT_TOKENS: Final = 900
-"""Maximum prompt tokens."""
 
 WARM_UP_REQUESTS: Final = 16
 """Warm-up requests of every text."""
@@ -75,139 +63,7 @@ MAX_TOKENS: Final = 64
 """Maximum output tokens of a request."""
 
 
-class RecordingScheduler(Scheduler):
-    """forerun's scheduler with a log of every step: start time, rows, decoding requests, counted requests,
-    their output tokens, and forerun's own seconds.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.step_log: list[tuple[float, int, int, int, int, float]] = []
-        self._began = self._ours = 0.0
-
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Log the start of a step."""
-        self._began, stock_before = time.perf_counter(), StockSchedulerTime.seconds
-        output = super().schedule(*args, **kwargs)
-        self._ours = time.perf_counter() - self._began - (StockSchedulerTime.seconds - stock_before)
-        return output
-
-    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """Log the requests that decoded, the rows of the step, and the output tokens."""
-        began, stock_before = time.perf_counter(), StockSchedulerTime.seconds
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._ours += time.perf_counter() - began - (StockSchedulerTime.seconds - stock_before)
-        rows = scheduler_output.total_num_scheduled_tokens
-        num_draft_tokens = sum(map(len, scheduler_output.scheduled_spec_decode_tokens.values()))
-        requests = list(scheduler_output.num_scheduled_tokens)
-        counted = sum(name.startswith(COUNTED) for name in requests)
-        num_tokens = sum(
-            len(each.new_token_ids)
-            for one in outputs.values()
-            for each in one.outputs
-            if each.request_id.startswith(COUNTED)
-        )
-        decoding = len(requests) if rows - num_draft_tokens == len(requests) else 0
-        self.step_log.append((self._began, rows, decoding, counted, num_tokens, self._ours))
-        return outputs
-
-    def full_steps(self, concurrency: int) -> list[TimedStep]:
-        """Steps in which all requests decoded and none prefilled, timed to the start of the next step."""
-        ends = [began for began, *_ in self.step_log[1:]]
-        return [
-            (rows, counted / concurrency, num_tokens, end - began, ours)
-            for (began, rows, decoding, counted, num_tokens, ours), end in zip(
-                self.step_log, ends, strict=False
-            )
-            if decoding == concurrency and counted
-        ]
-
-
-class StockSchedulerTime:
-    """Total seconds spent in vLLM's own scheduler."""
-
-    seconds = 0.0
-
-    @classmethod
-    def timed(cls, method: Any) -> Any:
-        """Wrap one of its methods to add its time."""
-
-        @wraps(method)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                cls.seconds += time.perf_counter() - began
-
-        return run
-
-
-class Bench:
-    """A vLLM engine with forerun, and the decoding modes to compare."""
-
-    def __init__(self, model: Path, dtype: str, fixed: list[int]) -> None:
-        self.tokenizer = load_tokenizer(str(model))
-        arguments = engine_arguments(SpeculationConfig()) | {"scheduler_cls": RecordingScheduler}
-        self.llm = LLM(
-            model=str(model),
-            dtype=dtype,
-            enforce_eager=True,
-            max_model_len=1024,
-            max_num_seqs=MAX_CONCURRENCY,
-            enable_prefix_caching=True,  # modes share prompts: each is prefilled once
-            block_size=32,
-            **arguments,
-        )
-        self.scheduler: RecordingScheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        self.modes: dict[str, dict[str, int]] = {
-            FORERUN: {},
-            BASELINE: {"forerun_max_draft": 0},
-            **{f"fixed {length}": {"forerun_adaptive": 0, "forerun_max_draft": length} for length in fixed},
-        }
-        controller = self.scheduler.speculator.controller
-        self.controllers = {mode: copy.deepcopy(controller) for mode in self.modes}
-
-    def run(
-        self, mode: str, prompts: list[list[int]], params: SamplingParams, concurrency: int
-    ) -> list[TimedStep]:
-        """Run all prompts in one decoding mode; fillers repeat prompts until all are done."""
-        self.scheduler.speculator.controller = self.controllers[mode]
-        engine, params = self.llm.llm_engine, params.clone()
-        params.extra_args = self.modes[mode]
-        counted = [f"{COUNTED} {number}" for number in range(len(prompts))]
-        fillers = (f"{FILLER} {number}" for number in count())
-        waiting, unfinished = zip(chain(counted, fillers), cycle(prompts), strict=False), set(counted)
-        submitted: list[str] = []
-        while unfinished:
-            while engine.get_num_unfinished_requests() < concurrency:
-                name, prompt = next(waiting)
-                submitted.append(name)
-                engine.add_request(name, {"prompt_token_ids": prompt}, params)
-            unfinished -= {output.request_id for output in engine.step() if output.finished}
-        engine.abort_request([name for name in submitted if name.startswith(FILLER)])
-        while engine.has_unfinished_requests():
-            engine.step()
-        steps = self.scheduler.full_steps(concurrency)
-        self.scheduler._record_finished()  # before its controller is replaced
-        self.scheduler.step_log.clear()
-        return steps
-
-    def prompts(self, suite: str, category: str) -> list[list[int]]:
-        """The prompts of a suite as token ids, without those above the length limit."""
-        found = [
-            self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": each.text}], add_generation_prompt=True, return_dict=False
-            )
-            for each in read_suite(suite)
-            if each.category == category
-        ]
-        if not found:
-            raise typer.BadParameter(f"{suite} has no prompts of the category {category}")
-        return [prompt for prompt in found if len(prompt) <= MAX_PROMPT_TOKENS]
-
-
-def texts(bench: Bench, questions: Path) -> dict[str, tuple[list[list[int]], SamplingParams]]:
+def texts(engine: LoadEngine, questions: Path) -> dict[str, tuple[list[list[int]], SamplingParams]]:
     """Prompts and sampling settings by text name."""
     noise = np.random.default_rng(0).integers(100, 40000, (12, 256)).tolist()
 
@@ -219,16 +75,16 @@ def texts(bench: Bench, questions: Path) -> dict[str, tuple[list[list[int]], Sam
         ("code editing", CODE_EDITING, CODE_EDITING),
         ("chat", str(questions), "mt-bench"),
     ):
-        prompts = bench.prompts(suite, category)
+        prompts = engine.prompts(suite, category)
         for temperature in (0, 1):
             found[f"{title}, temperature {temperature}"] = (prompts, settings(temperature=temperature))
     return found | {"random tokens": (noise, settings(temperature=2.0))}
 
 
-def modes_of(text: str, concurrency: int, bench: Bench) -> list[str]:
+def modes_of(text: str, concurrency: int, engine: LoadEngine) -> list[str]:
     """Fixed lengths run only where they are a realistic choice: greedy, at concurrency 1 and 16."""
     every = text.endswith("temperature 0") and concurrency in {1, 16}
-    return list(bench.modes) if every else [FORERUN, BASELINE]
+    return list(engine.modes) if every else [FORERUN, BASELINE]
 
 
 def family(dtype: str, text: str) -> str:
@@ -242,31 +98,31 @@ def cell_name(dtype: str, text: str, concurrency: int) -> str:
     return f"{dtype} | {text} | {concurrency}"
 
 
-def warm_up(bench: Bench, cells: dict[str, Any], progress: Progress) -> None:
+def warm_up(engine: LoadEngine, cells: dict[str, Any], progress: Progress) -> None:
     """Run requests that are not counted; the learnt state persists, as in a server."""
     task = progress.add_task("warming up", total=len(cells))
     for prompts, params in cells.values():
-        bench.run(FORERUN, prompts[:WARM_UP_REQUESTS], params, 4)
+        engine.run(FORERUN, prompts[:WARM_UP_REQUESTS], params, 4)
         progress.advance(task)
 
 
 def measure(
-    bench: Bench, cells: dict[tuple[str, str, int], Any], turns: int, progress: Progress
+    engine: LoadEngine, cells: dict[tuple[str, str, int], Any], turns: int, progress: Progress
 ) -> Iterator[list[LoadRun]]:
     """Run every cell, turn by turn; forerun has one uncounted turn before the first."""
     task = progress.add_task("", total=len(cells))
     for (dtype, text, concurrency), (prompts, params) in cells.items():
         runs = []
         progress.update(task, description=f"{dtype}, concurrency {concurrency}, {text}")
-        modes = modes_of(text, concurrency, bench)
+        modes = modes_of(text, concurrency, engine)
         num = WAVES * concurrency
         for turn in range(-1, turns * (SINGLE_REQUEST_TURNS if concurrency == 1 else 1)):
             modes = modes[1:] + modes[:1]
             selected = list(islice(cycle(prompts), (turn + 1) * num, (turn + 2) * num))
             if turn < 0:
-                bench.run(FORERUN, selected, params, concurrency)  # the other modes learn nothing
+                engine.run(FORERUN, selected, params, concurrency)  # the other modes learn nothing
                 continue
-            steps = {mode: bench.run(mode, selected, params, concurrency) for mode in modes}
+            steps = {mode: engine.run(mode, selected, params, concurrency) for mode in modes}
             if all(steps.values()):  # outputs can end at once
                 cell = (family(dtype, text), cell_name(dtype, text, concurrency))
                 runs += [LoadRun.from_steps((*cell, mode, turn), some) for mode, some in steps.items()]
@@ -346,10 +202,9 @@ def main(  # noqa: PLR0913, PLR0917  (one parameter per option)
         raise typer.BadParameter(
             f"--concurrency may be at most {MAX_CONCURRENCY} and --turns must be at least 2"
         )
-    StockScheduler.schedule = StockSchedulerTime.timed(StockScheduler.schedule)
-    StockScheduler.update_from_output = StockSchedulerTime.timed(StockScheduler.update_from_output)
-    bench = Bench(model, dtype, [int(each) for each in fixed.split(",")])
-    every = texts(bench, questions)
+    time_stock_scheduler()
+    engine = LoadEngine(model, dtype, [int(each) for each in fixed.split(",")])
+    every = texts(engine, questions)
     arguments = f"--questions {questions.name} --dtype {dtype} --concurrency {concurrency} --turns {turns}"
     arguments += f" --only '{only}'" if only else ""
     arguments += f" --fixed {fixed}" if fixed != FIXED else ""
@@ -368,8 +223,8 @@ def main(  # noqa: PLR0913, PLR0917  (one parameter per option)
         if text.startswith(only) and not (missing and cell_name(dtype, text, each) in facts)
     }
     with Progress(console=Console(stderr=True)) as progress:
-        warm_up(bench, every, progress)
-        for some in measure(bench, cells, turns, progress):
+        warm_up(engine, every, progress)
+        for some in measure(engine, cells, turns, progress):
             facts[some[0].cell] = provenance_now
             runs = [run for run in runs if run.cell != some[0].cell] + some
             lines = lines_of(runs)
@@ -380,7 +235,7 @@ def main(  # noqa: PLR0913, PLR0917  (one parameter per option)
     lines = lines_of(runs)
     show(lines)
     if figure is not None:
-        draw_load(lines, figure)
+        write_figure(partial(draw_load, lines), figure)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ class Comparison:
 def print_category(line: dict[str, Any]) -> None:
     """Print a finished category; the whole run takes long."""
     Console(stderr=True).print(
-        f"{line['name']}: speed-up {line['speedup']:.2f}, {_shown(line['over_lookup'])} over prompt lookup"
+        f"{line['name']}: speedup {line['speedup']:.2f}, {_shown(line['over_lookup'])} over prompt lookup"
     )
 
 

@@ -19,22 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.bench.provenance import provenance
+from forerun.bench.served_model import ServedModel
 from forerun.bench.suites import read_suite
-from forerun.bench.systems import ServedModel
 from forerun.config import SpeculationConfig
-from forerun.tune.measure import (
-    BASELINE_MODE,
-    DecodingMode,
-    Measured,
-    TuningPrompts,
-    measure,
-    mode_of,
-    serving,
-    warm_up,
-)
+from forerun.tune.measure import Measured, measure, serving, warm_up
 from forerun.tune.page import as_values
 from forerun.tune.predict import BASELINE, Choice, ReportProgress, lookup_choices
 from forerun.tune.run import recommend
+from forerun.tune.workload import BASELINE_MODE, DecodingMode, TuningPrompts, mode_of
 from records import AsJson, Record, cell, finish, write_record
 
 FIXED: Final = (2, 4, 8, 16)

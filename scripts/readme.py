@@ -15,10 +15,12 @@ import typer
 
 from bench_tune import table_row
 from forerun.audit.report_format import format_number
-from forerun.bench.load import from_rows, lines_of
-from forerun.bench.load import markdown as markdown_of_load
+from forerun.bench.findings import losses
+from forerun.bench.load import from_rows
+from forerun.bench.load_table import lines_of
+from forerun.bench.load_table import markdown as markdown_of_load
 from forerun.bench.record import BenchRecord
-from forerun.bench.report import losses, markdown, vllm_caption
+from forerun.bench.report_tables import markdown, vllm_caption
 from forerun.bench.summary import summarise
 from forerun.simulate.table import markdown as markdown_of_scenarios
 from records import read_lines

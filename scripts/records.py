@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+
+from forerun.json_records import rename_keys
 
 OLD_KEYS: Final = {
     "by_a_run": "measured",
@@ -53,14 +56,9 @@ def write_record(lines: list[dict[str, Any]], facts: dict[str, Any], record: Pat
 
 def read_lines(record: Path) -> list[dict[str, Any]]:
     """The lines of a record file of any version, with the present key names."""
-    lines: list[dict[str, Any]] = _with_present_keys(json.loads(record.read_text("utf-8"))["lines"])
+    present = partial(rename_keys, new_names=OLD_KEYS)
+    lines: list[dict[str, Any]] = json.loads(record.read_text("utf-8"), object_hook=present)["lines"]
     return lines
-
-
-def _with_present_keys(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {OLD_KEYS.get(key, key): _with_present_keys(each) for key, each in value.items()}
-    return [_with_present_keys(each) for each in value] if isinstance(value, list) else value
 
 
 def finish(

@@ -50,7 +50,7 @@ def _json_type(schema: Mapping[str, Any]) -> str:
 
 
 def request_options() -> str:
-    """What a request may set in `vllm_xargs`."""
+    """The options that a request may set in `vllm_xargs`."""
     rows = [
         (code(PREFIX + each.name), each.metadata["values"], prose(each.metadata["help"]))
         for each in fields(RequestOptions)
@@ -88,7 +88,7 @@ BLOCKS: Final[dict[str, dict[str, Callable[[], str]]]] = {
     "configuration.md": {"configuration": configuration, "request options": request_options},
     "metrics.md": {"metrics": metrics},
 }
-"""By page and name: what stands between a page's marks of that name."""
+"""The content between the marks of a page, by page and by the marks' name."""
 
 
 def renewed(text: str, name: str, block: str) -> str:

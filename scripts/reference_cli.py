@@ -21,7 +21,7 @@ from forerun.cli.main import app
 from reference_format import bounds, code, prose, table
 
 VALUES: Final = {int: "integer", float: "number", str: "text", Path: "path"}
-"""What the value of an option is called, by its Python type."""
+"""The name of an option's value by its Python type."""
 
 
 def command_line() -> str:
@@ -97,7 +97,7 @@ def _as_markdown(paragraph: str) -> str:
 
 
 def _hints(command: Any) -> dict[str, tuple[Any, Any, Any]]:
-    """By parameter: its type, what typer was told about it, and its default."""
+    """The type, the typer options and the default of each parameter."""
     if command.callback is None:
         return {}
     function = inspect.unwrap(command.callback)

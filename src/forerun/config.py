@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from forerun.errors import ConfigurationError, UnknownKey, did_you_mean
 
 AUTO: Final = ("suffix", "ngram", "grammar")
-"""The default drafters; the first drafts unless a request names another. They need no second model, and the
-suffix drafter had more tokens per step than the n-gram tables in every replay."""
+"""The drafters of `auto`, which need no second model."""
 
+ON_REQUEST: Final = ("ngram",)
+"""Drafters of `auto` that draft only for requests that name them: in every replay the suffix drafter had more
+tokens per step than the n-gram tables.
+"""
 
 VerifierName: TypeAlias = Literal["auto", "match", "rejection", "block"]
 """Verifier of drafts with tokens sampled from a q; drafts of chosen tokens are always matched."""
@@ -27,7 +30,7 @@ DEPRECATED_VERIFIERS: Final = {"follow": "match", "reject": "rejection"}
 
 
 def current_verifier(name: str) -> VerifierName:
-    """Replace a deprecated verifier name; other names are returned unchanged.
+    """Replace a deprecated verifier name; raises `ConfigurationError` for an unknown one.
 
     The warning points at the caller of the function that calls this one.
     """
@@ -37,6 +40,9 @@ def current_verifier(name: str) -> VerifierName:
             f"verifier {name!r} is deprecated; use {new!r} instead", DeprecationWarning, stacklevel=3
         )
         name = new
+    if name not in (known := get_args(VerifierName)):
+        expected = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+        raise ConfigurationError(f"verifier: got {name!r}, expected {expected}")
     return cast("VerifierName", name)
 
 
@@ -48,7 +54,7 @@ class SpeculationConfig(BaseModel):
     drafters: tuple[str, ...] = Field(
         default=("auto",),
         min_length=1,
-        description="drafters to use: auto (those that need no second model), or names of drafters",
+        description="drafters to use, all together: auto (those that need no second model), or names",
     )
     draft_model: str | None = Field(default=None, description="a smaller model with the same vocabulary")
     max_draft: Annotated[int, Field(ge=0, le=1024)] = Field(
@@ -103,6 +109,11 @@ class SpeculationConfig(BaseModel):
         """All drafter names in order, with `auto` expanded; not yet validated."""
         named = [name for given in self.drafters for name in (AUTO if given == "auto" else (given,))]
         return tuple(dict.fromkeys([*named, "model"] if self.draft_model else named))
+
+    @property
+    def default_names(self) -> tuple[str, ...]:
+        """The drafters of a request that names none: all configured ones, except `ON_REQUEST` of `auto`."""
+        return tuple(name for name in self.names if name in self.drafters or name not in ON_REQUEST)
 
     @classmethod
     def parse(cls, given: str | Path | dict[str, Any]) -> SpeculationConfig:

@@ -1,4 +1,4 @@
-"""Runs vLLM in a separate process, which prints its result as JSON after the marker ANSWER."""
+"""Runs vLLM programs and `forerun audit` in separate processes, and makes tiny models for them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import Any
 
 import torch
 
+TESTS = Path(__file__).parents[1]
+
 SINGLE_PROCESS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """A small engine in one process."""
 
 
-def run_engine(program: str | Path, *args: str | Path, **environment: str) -> Any:
-    """Run a program that starts an engine, and return the JSON that it prints.
+def run_program(name: str, *args: str | Path, **environment: str) -> Any:
+    """Run a program of `programs/`, and return the JSON that it prints after the marker ANSWER.
 
-    The engine runs in the program's own process, which is faster. Several ranks run in processes of their
-    own, and need a program in a file.
+    The engine runs in the program's own process, which is faster; several ranks have a process each.
     """
     finished = subprocess.run(
-        [sys.executable, *(["-c"] if isinstance(program, str) else []), program, *args],
+        [sys.executable, "-m", f"e2e.programs.{name}", *args],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **SINGLE_PROCESS, **environment},
+        env={**os.environ, **SINGLE_PROCESS, **environment, "PYTHONPATH": str(TESTS)},
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]
@@ -36,7 +37,7 @@ def run_engine(program: str | Path, *args: str | Path, **environment: str) -> An
 def run_audit(*arguments: str | Path) -> tuple[int, dict[str, Any]]:
     """Run `forerun audit`; returns its exit code and its report."""
     command = [sys.executable, "-m", "forerun", "audit", *map(str, arguments), "--json"]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode in (0, 1, 2), finished.stderr[-2000:]
     return finished.returncode, json.loads(finished.stdout)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
-from engines import run_audit
 
+from e2e.engines import run_audit
 from forerun.servers.processes import started, vllm_command
 
 pytestmark = pytest.mark.e2e
@@ -22,10 +21,9 @@ def test_stock_vllm_samples_from_another_distribution_at_temperature_1(smollm2: 
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
     command = vllm_command(smollm2, *FLAGS, "--speculative-config", json.dumps(NGRAM))
     with started(command, tmp_path / "stock.log", environment={"VLLM_CPU_KVCACHE_SPACE": "1"}) as server:
-        began = time.monotonic()
         arguments = ("--candidate", server.url, "--reference", smollm2, "--settings", "temperature 1")
         code, report = run_audit("sampled", *arguments)
         assert code == 1
         assert report["verdict"] == "difference"
         assert report["e_value"] > 1e6
-        assert time.monotonic() - began < 180
+        assert report["num_samples"] <= 1000

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines import SINGLE_PROCESS
+
+from e2e.engines import SINGLE_PROCESS
 
 ROOT = Path(__file__).parents[2]
 

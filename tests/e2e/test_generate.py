@@ -185,13 +185,13 @@ def test_a_custom_drafter_drafts_beside_others(smollm2: Path, llm: LLM) -> None:
     result = own.generate(COUNT, max_tokens=16)
     assert result.token_ids == llm.generate(COUNT, max_tokens=16, max_draft=0).token_ids
     assert set(result.stats.by_drafter) <= {"Silent", "suffix"}
-    assert own.engine.speculator.errors.total() == 0
+    assert own.engine.drafter_totals.errors.total() == 0
 
 
 def test_a_draft_model_with_another_vocabulary_raises(smollm2: Path, tmp_path: Path) -> None:
     import shutil
 
-    from engines import make_llamas
+    from e2e.engines import make_llamas
 
     _, draft = make_llamas(tmp_path, vocab_size=64, heads=4)
     for file in smollm2.glob("*token*"):

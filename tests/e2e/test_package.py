@@ -38,6 +38,7 @@ def test_the_sdist_contains_the_files_to_run_its_tests(built: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/conftest.py"} <= names
+    assert {".ci/run", ".github/workflows/ci.yml", "tests/data/README.md", "tests/data/replay.jsonl"} <= names
 
 
 def test_the_base_install_passes_the_exact_audit_without_torch(built: Path, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import make_llamas, run_engine
 from scipy.stats import chisquare
 
+from e2e.engines import make_llamas, run_program
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
 
@@ -25,30 +25,6 @@ pytestmark = pytest.mark.e2e
 
 NUM, VOCAB = 20_000, 16
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 5 + [3, 1, 4]
-
-PROGRAM = """
-import json, sys
-from vllm import LLM, SamplingParams
-
-model, num, prompt = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-request_options, options = json.loads(sys.argv[4]), json.loads(sys.argv[5])
-llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=256,
-          skip_tokenizer_init=True, disable_log_stats=False, **options)
-
-def accepted():
-    name = "vllm:spec_decode_num_accepted_tokens"
-    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
-
-emitted = {}
-for name, extra_args in request_options.items():
-    before = accepted()
-    params = SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False,
-                            extra_args=extra_args)
-    outputs = llm.generate([{"prompt_token_ids": prompt}] * num, params, use_tqdm=False)
-    emitted[name] = {"tokens": [list(output.outputs[0].token_ids) for output in outputs],
-                  "accepted": accepted() - before}
-print("ANSWER", json.dumps(emitted))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +60,8 @@ def p_value(tokens: list[list[int]], exact: np.ndarray) -> float:
 
 def samples(models: tuple[Path, Path], request_options: dict[str, Any], options: dict[str, Any]) -> Any:
     pytest.importorskip("vllm", reason="needs vLLM: make setup")
-    return run_engine(
-        PROGRAM, models[0], str(NUM), json.dumps(PROMPT), json.dumps(request_options), json.dumps(options)
-    )
+    arguments = (json.dumps(each) for each in (PROMPT, request_options, options))
+    return run_program("distribution", models[0], str(NUM), *arguments)
 
 
 def test_looked_up_drafts_leave_the_distribution_unchanged(

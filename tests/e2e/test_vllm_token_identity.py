@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import run_engine
 from safetensors.torch import save_file
 
+from e2e.engines import run_program
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
 
@@ -72,80 +72,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "seeded, two answers": {"temperature": 0.5, "seed": 15, "n": 2},
 }
 
-ENGINE = """
-import json, sys
-from vllm import LLM, SamplingParams
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import StructuredOutputsParams
-
-model, sample, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-prompts = [{"prompt_token_ids": json.loads(line)["prompt"]} for line in open(sample)]
-llm = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=512, disable_log_stats=False,
-          block_size=32, **options)
-
-def generate(prompts, params, **how):
-    return [{"tokens": list(one.token_ids), "logprobs": [
-        sorted((token, round(value.logprob, 3)) for token, value in at.items()) for at in one.logprobs or []
-    ]} for output in llm.generate(prompts, params, use_tqdm=False, **how) for one in output.outputs]
-
-def counter(name):
-    return sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:" + name)
-
-greedy = SamplingParams(temperature=0, max_tokens=32)
-"""
-
-PROGRAM = (
-    ENGINE
-    + """
-adapter, settings = LoRARequest("adapter", 1, sys.argv[4]), json.loads(sys.argv[5])
-for sampling in settings.values():
-    if "structured_outputs" in sampling:
-        sampling["structured_outputs"] = StructuredOutputsParams(**sampling["structured_outputs"])
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
-settings = {name: SamplingParams(max_tokens=32, **sampling) for name, sampling in settings.items()}
-two = [greedy, settings["seeded"]]
-# In a batch with other requests, vLLM with LoRA enabled fails on this, with and without speculation.
-of_prompts = SamplingParams(temperature=0.5, seed=20, max_tokens=32, prompt_logprobs=1)
-
-apart = [(prompt, params) for params in (*two, of_prompts) for prompt in prompts[:2]]
-emitted = {"alone": [one for prompt, params in apart for one in generate([prompt], params)]}
-every = [(name, prompt, params) for name, params in settings.items() for prompt in prompts[:2]]
-answers = generate([prompt for _, prompt, _ in every], [params for _, _, params in every])
-for name, _, params in every:
-    emitted.setdefault(name, []).extend(answers.pop(0) for _ in range(params.n))
-emitted["together"] = generate(prompts[:3] * 2, two * 3)
-emitted["adapter"] = generate(prompts[:3] * 2, two * 3, lora_request=adapter)
-full = [{"prompt_token_ids": (prompt["prompt_token_ids"] * 9)[:497]} for prompt in prompts[:3]]
-emitted["full"] = generate(full, settings["seeded"])
-emitted["greedy, all prompts"] = generate(prompts, greedy)
-emitted["preempted"] = counter("num_preemptions")
-emitted["accepted"] = counter("spec_decode_num_accepted_tokens")
-emitted["steps"] = []
-for salt in ("tenant", "another", "tenant") if emitted["accepted"] else ():
-    before = counter("spec_decode_num_accepted_tokens")
-    generate([{**prompts[2], "cache_salt": salt}], SamplingParams(temperature=0, max_tokens=40))
-    emitted["steps"].append(counter("spec_decode_num_accepted_tokens") - before)
-print("ANSWER", json.dumps(emitted))
-"""
-)
-
-HOOKED = (
-    ENGINE
-    + """
-emitted = {"alone": [one for prompt in prompts[:2] for one in generate([prompt], greedy)]}
-emitted["greedy, all prompts"] = generate(prompts, greedy)
-emitted["accepted"] = counter("spec_decode_num_accepted_tokens")
-emitted["drafted"] = counter("spec_decode_num_draft_tokens")
-print("ANSWER", json.dumps(emitted))
-"""
-)
-
 
 @pytest.fixture(scope="module")
 def baseline(smollm2: Path, adapter: Path) -> Any:
     """The output of stock vLLM without speculation."""
-    return run_engine(PROGRAM, smollm2, SAMPLE, json.dumps(LORA), adapter, json.dumps(SETTINGS))
+    return run_program("token_identity", smollm2, SAMPLE, json.dumps(LORA), adapter, json.dumps(SETTINGS))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +89,7 @@ def ours(smollm2: Path, adapter: Path) -> Any:
     }
     config = SpeculationConfig(share_outputs=True, max_draft=12, adaptive=False)
     options = json.dumps({**LORA, **engine_arguments(config), **tight})
-    return run_engine(PROGRAM, smollm2, SAMPLE, options, adapter, json.dumps(SETTINGS))
+    return run_program("token_identity", smollm2, SAMPLE, options, adapter, json.dumps(SETTINGS))
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +139,9 @@ def test_the_lookup_proposer_in_stock_vllm(smollm2: Path, baseline: Any) -> None
         "model": "forerun.engines.vllm.LookupProposer",
         "num_speculative_tokens": 16,
     }
-    every = {
-        "additional_config": {"forerun": {"adaptive": False}}
-    }  # verify every draft token, at any machine speed
-    hooked = run_engine(HOOKED, smollm2, SAMPLE, json.dumps({"speculative_config": hook, **every}))
+    every = {"forerun": {"adaptive": False}}  # verify every draft token, at any machine speed
+    options = {"speculative_config": hook, "additional_config": every}
+    hooked = run_program("lookup_proposer", smollm2, SAMPLE, json.dumps(options))
     assert hooked["alone"] == baseline["alone"][:2]
     assert hooked["greedy, all prompts"] == baseline["greedy, all prompts"]
     num_tokens = sum(len(one["tokens"]) for one in hooked["alone"] + hooked["greedy, all prompts"])

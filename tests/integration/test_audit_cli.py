@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,10 +19,11 @@ import torch
 from typer.testing import CliRunner
 
 from forerun.audit.report import INTERRUPTED
-from forerun.cli.audit.show import is_url
+from forerun.audit.sampled.run import SamplingPlan
+from forerun.cli.audit.servers import is_url
 from forerun.cli.main import app
 from forerun.errors import MissingExtra
-from zoo.server import HANG, ZooServer, run_server
+from zoo.server import ZooServer, run_server
 from zoo.speculation import Defect, Logits
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 1, 4, 1], [2, 7, 1, 8, 2, 8, 1, 8, 2, 7, 1]]
@@ -224,11 +224,11 @@ def test_a_reference_or_a_baseline_is_required(baseline: str) -> None:
 
 
 def test_a_page_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.audit.figures import draw_gaps
+    from forerun.rendering.plots import as_svg
 
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"pip install .*\[plots\]"):
-        draw_gaps([])
+        as_svg(lambda: None)
 
 
 def test_a_page_that_cannot_be_written_gives_no_verdict(
@@ -240,6 +240,20 @@ def test_a_page_that_cannot_be_written_gives_no_verdict(
     assert "no verdict: cannot write" in result.output
 
 
+SAMPLING_THREADS = SamplingPlan().concurrency
+SAFETY_SECONDS = 60
+"""A test that waits longer has failed; a server that hangs responds no sooner than it is stopped."""
+
+
+def wait_until_hanging(server: ZooServer, num_requests: int) -> None:
+    """Wait for requests without a response, those of all threads of an audit: its main thread waits then too.
+
+    Python can lose an interrupt that arrives between the release of the GIL and the wait for a lock.
+    """
+    for _ in range(num_requests):
+        assert server.hangs.acquire(timeout=SAFETY_SECONDS)
+
+
 def restore_interrupt() -> None:
     """Make a child process interruptible where the test run itself ignores SIGINT, as background jobs do."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -249,7 +263,7 @@ def test_an_interrupted_audit_saves_its_samples_and_can_be_resumed(
     llama: Logits, draft: Logits, model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     keep = tmp_path / "samples.jsonl"
-    server = ZooServer(llama, draft, always="stall", after=40)  # never finished before the interrupt
+    server = ZooServer(llama, draft, always="hang", after=40)
     with run_server(server) as url:
         arguments = ["--candidate", url, "--reference", str(model), "--prompts", str(prompts)]
         arguments += ["--settings", "temperature 1", "--num-samples", "2000", "--max-samples", "16"]
@@ -261,11 +275,9 @@ def test_an_interrupted_audit_saves_its_samples_and_can_be_resumed(
             env={**os.environ},
             preexec_fn=restore_interrupt,  # noqa: PLW1509 the child only resets a signal
         )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (keep.exists() and keep.read_text().count("\n") > 3):
-            time.sleep(0.02)
+        wait_until_hanging(server, SAMPLING_THREADS)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=SAFETY_SECONDS)
         report = json.loads(output)
         assert process.returncode == 2
         assert report["verdict"] == "no verdict"
@@ -279,9 +291,12 @@ def test_an_interrupted_audit_saves_its_samples_and_can_be_resumed(
     assert whole["num_samples"] == 2000
 
 
-@pytest.mark.parametrize(("audit", "after"), [("greedy", 3), ("seeded", 3), ("sampled", 0), ("sampled", 40)])
+@pytest.mark.parametrize(
+    ("audit", "after", "num_threads"),
+    [("greedy", 3, 1), ("seeded", 3, 1), ("sampled", 0, 1), ("sampled", 40, SAMPLING_THREADS)],
+)
 def test_an_interrupted_audit_ends_at_once_and_reports_no_fault(
-    llama: Logits, draft: Logits, prompts: Path, tmp_path: Path, audit: str, after: int
+    llama: Logits, draft: Logits, prompts: Path, tmp_path: Path, audit: str, after: int, num_threads: int
 ) -> None:
     hung = ZooServer(llama, draft, always="hang", after=after)
     with run_server(hung) as url:
@@ -297,12 +312,10 @@ def test_an_interrupted_audit_ends_at_once_and_reports_no_fault(
             env={**os.environ},
             preexec_fn=restore_interrupt,  # noqa: PLW1509 the child only resets a signal
         )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and hung.num_requests <= after:
-            time.sleep(0.02)
+        wait_until_hanging(hung, num_threads)
         process.send_signal(signal.SIGINT)
         try:
-            output, _ = process.communicate(timeout=HANG / 2)
+            output, _ = process.communicate(timeout=SAFETY_SECONDS)
         finally:
             process.kill()
     assert process.returncode == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from forerun.audit.exact import claims, mutants
+from forerun.audit.exact import claims, verifier_mutants
 from forerun.audit.exact.claims import LOSSLESS_VERIFIERS, ClaimKind, enumeration_cases, prove
 from forerun.audit.exact.kernel_checks import KERNEL_CLAIMS
 from forerun.audit.exact.mutants import MUTANTS, catch
@@ -66,8 +66,8 @@ def test_the_whole_audit_takes_less_than_a_minute(report: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("module", "name", "sabotage"),
     [
-        (rejection_module, "accepts", mutants.accept_by_swapped_ratio),
-        (block_module, "residual", mutants.residual_without_weight),
+        (rejection_module, "accepts", verifier_mutants.accept_by_swapped_ratio),
+        (block_module, "residual", verifier_mutants.residual_without_weight),
     ],
 )
 def test_the_audit_fails_when_production_code_is_wrong(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scipy.stats import binom
@@ -15,7 +17,8 @@ from forerun.audit.parity.near_ties import NearTieReferee
 from forerun.audit.parity.run import compare_greedy, compare_seeded
 from forerun.audit.report import AuditReport, AuditVerdict
 from forerun.audit.sampled.run import SamplingPlan
-from forerun.servers.endpoint import Endpoint, Prompt
+from forerun.servers.completions import Prompt
+from forerun.servers.endpoint import Endpoint
 from forerun.types import SamplingParams
 from zoo.auditing import audit, zoo_server
 from zoo.models import PROMPT, VOCAB, TableModel
@@ -153,12 +156,12 @@ def test_seeded_noise_that_drifts_is_detected_and_correct_noise_passes() -> None
     assert seeded(zoo_server(Defect.SEED_DRIFT)) is AuditVerdict.DIFFERENT
 
 
-@pytest.mark.parametrize("fault", ["stall", "close", "500", "malformed", "odd"])
+@pytest.mark.parametrize("fault", ["hang", "close", "500", "malformed", "odd"])
 def test_network_faults_are_retried_and_counted(fault: str, tmp_path: Path) -> None:
     candidate = zoo_server()
     candidate.faults = ["", "", fault, fault]
     plan = SamplingPlan(num_samples=64, max_samples=16, concurrency=1)
-    report = audit(candidate, tmp_path, plan, epsilon=0.01, timeout=0.3)
+    report = audit(candidate, tmp_path, plan, epsilon=0.01, timeout=1.0 if fault == "hang" else 30.0)
     assert report.verdict is AuditVerdict.SAME
     assert report.num_samples == 4 * 64
     assert any("faults" in note and "2 x" in note for note in report.notes)
@@ -186,3 +189,16 @@ def test_evidence_gathered_before_a_server_fails_counts(tmp_path: Path) -> None:
     candidate.always, candidate.after = "500", 4
     plan = SamplingPlan(num_samples=256, max_samples=16, concurrency=1, stop_at_e_value=1e200)
     assert audit(candidate, tmp_path, plan, epsilon=0.01).verdict is AuditVerdict.DIFFERENT
+
+
+def test_a_connection_established_while_the_endpoint_closes_is_shut_down() -> None:
+    """Otherwise a request to a server that hangs would delay an interrupt until its timeout."""
+    with run_server(zoo_server()) as url:
+        endpoint = Endpoint(url)
+        endpoint.close()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream = SimpleNamespace(get_extra_info=lambda _: ours)
+        endpoint._remember_socket("connection.connect_tcp.complete", {"return_value": stream})
+        theirs.settimeout(10)
+        assert theirs.recv(1) == b""

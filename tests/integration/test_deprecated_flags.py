@@ -35,7 +35,7 @@ def test_an_old_flag_works_and_names_the_new_one(
 
 
 def test_the_number_of_prompts_can_still_be_given_as_prompts(tmp_path: Path) -> None:
-    from forerun.cli.bench import _suites
+    from forerun.cli.bench.run import _suites
 
     assert _suites(["a"], ["3"], 4) == (["a"], 3)
     assert _suites(None, ["b.jsonl"], 4) == (["b.jsonl"], 4)

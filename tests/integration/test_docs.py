@@ -18,8 +18,9 @@ from forerun.audit.exact.claims import ClaimKind
 from forerun.audit.exact.mutants import MUTANTS
 from forerun.audit.exact.token_claims import prove_lenient_greedy, prove_match_target, prove_race
 from forerun.audit.report_format import format_number
-from forerun.bench.load import MIN_RATIO_TO_BEST, from_rows, lines_of
-from forerun.bench.load import markdown as load_table
+from forerun.bench.load import MIN_RATIO_TO_BEST, from_rows
+from forerun.bench.load_table import lines_of
+from forerun.bench.load_table import markdown as load_table
 from forerun.simulate.table import markdown as simulations
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason="needs the extra `local`")
 
 import forerun
 from forerun import LLM, Draft, SpeculationConfig, Verdict
-from forerun.cli import generate as command
+from forerun.cli.generate_output import answer
 from forerun.cli.main import app
 from forerun.engines.local import llm as local
 from forerun.engines.local import startup
@@ -51,6 +51,16 @@ def model(tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def generate(model: Path, prompt: str, *flags: str) -> Result:
+    return invoke("generate", model, "--prompt", prompt, *flags)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step costs of earlier runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def tokens_of(text: str) -> tuple[int, ...]:
@@ -126,7 +136,7 @@ def test_without_colours_show_marks_rejected_tokens_so_that_the_output_can_be_re
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     llm: Any = Scripted(*STEPS)
-    command._answer(llm, "a prompt", {}, None, show=True, as_json=False)
+    answer(llm, "a prompt", {}, None, show=True, as_json=False)
     legend, marked = capsys.readouterr().out.split("\n", 1)
     assert "[-" in legend
     assert "{+" in legend
@@ -144,7 +154,7 @@ def test_with_colours_show_writes_no_marks(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     llm: Any = Scripted(("abc", 1, "e"))
-    command._answer(llm, "a prompt", {}, None, show=True, as_json=False)
+    answer(llm, "a prompt", {}, None, show=True, as_json=False)
     shown = capsys.readouterr().out
     assert "[-" not in shown
     assert "\x1b[2;9;31mbc" in shown
@@ -190,7 +200,7 @@ def test_show_needs_a_tokenizer(tiny_llama: Any, tmp_path: Path) -> None:
 def test_the_summary_states_what_holds_for_the_precision(
     model: Path, options: list[str], expected: str, unexpected: str
 ) -> None:
-    done = invoke("generate", model, "--prompt", "abcabcab", "--max-tokens", "4", *options)
+    done = generate(model, "abcabcab", "--max-tokens", "4", *options)
     assert done.exit_code == 0, done.output
     summary = done.stderr.splitlines()[-1]
     assert expected in summary
@@ -234,21 +244,12 @@ def test_an_empty_prompt_of_a_file_fails_alone(model: Path, tmp_path: Path, empt
 
 
 def test_the_remedy_for_a_long_prompt_works(model: Path) -> None:
-    arguments: list[str | Path] = [
-        "generate",
-        model,
-        "--prompt",
-        "abcdef" * 5,
-        "--max-tokens",
-        "2",
-        "--drafter",
-        "none",
-    ]
-    short = invoke(*arguments, "--max-length", "16")
+    flags = ("--max-tokens", "2", "--drafter", "none")
+    short = generate(model, "abcdef" * 5, *flags, "--max-length", "16")
     assert short.exit_code == 1
     assert "--max-length" in short.stderr
-    assert invoke(*arguments, "--max-length", "64").exit_code == 0
-    too_long = invoke("generate", model, "--prompt", "abcdef" * 50, "--drafter", "none")
+    assert generate(model, "abcdef" * 5, *flags, "--max-length", "64").exit_code == 0
+    too_long = generate(model, "abcdef" * 50, "--drafter", "none")
     assert too_long.exit_code == 1
     assert "shorten" in too_long.stderr
     assert "max-length" not in too_long.stderr, "the model's own context length is 256 tokens"
@@ -288,21 +289,9 @@ def test_an_unwritable_page_fails_before_the_trace_is_read(tmp_path: Path) -> No
     assert "trace.jsonl" not in done.stderr
 
 
-def test_a_first_run_announces_its_profiling_on_standard_error_and_a_second_does_not(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    arguments: list[str | Path] = [
-        "generate",
-        model,
-        "--prompt",
-        "abcabcab",
-        "--max-tokens",
-        "2",
-        "--dtype",
-        "float32",
-    ]
-    first, second = invoke(*arguments), invoke(*arguments)
+@pytest.mark.usefixtures("empty_cache")
+def test_a_first_run_announces_its_profiling_on_standard_error_and_a_second_does_not(model: Path) -> None:
+    first, second = (generate(model, "abcabcab", "--max-tokens", "2", "--dtype", "float32") for _ in range(2))
     assert first.exit_code == second.exit_code == 0, first.output
     assert "profiling step costs" in first.stderr
     assert "profil" not in second.stderr
@@ -325,31 +314,20 @@ def test_compilation_is_announced_while_the_model_loads_and_while_it_decodes(
 
         return wrapped
 
-    arguments: list[str | Path] = [
-        "generate",
-        model,
-        "--prompt",
-        "abcabcab",
-        "--max-tokens",
-        "1",
-        "--drafter",
-        "none",
-    ]
-    assert "compil" not in invoke(*arguments).stderr
+    flags = ("--max-tokens", "1", "--drafter", "none")
+    assert "compil" not in generate(model, "abcabcab", *flags).stderr
     monkeypatch.setattr(local, "Runner", compiling(Runner))
-    loading = invoke(*arguments)
+    loading = generate(model, "abcabcab", *flags)
     assert loading.exit_code == 0, loading.output
     assert loading.stderr.count("compiled 1 kernel") == 1
     monkeypatch.setattr(Engine, "_forward", compiling(Engine._forward))
-    both = invoke(*arguments)
+    both = generate(model, "abcabcab", *flags)
     assert both.stderr.count("compiled 1 kernel") == 2
     assert both.stdout == loading.stdout
 
 
-def test_the_library_logs_one_time_work_at_info(
-    tiny_llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.usefixtures("empty_cache")
+def test_the_library_logs_one_time_work_at_info(tiny_llama: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger=startup.logger.name):
         LLM(tiny_llama, "ngram", max_batch=1, max_length=64)
     profiled = [record for record in caplog.records if "step costs" in record.message]

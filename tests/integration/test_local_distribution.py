@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_models import VOCAB, generate, make_drafters, make_engine
 from scipy.stats import chi2
 
 from forerun.engines.local.request import Request
 from forerun.types import Draft, Drafter, FloatArray, Proposal, RequestView, SamplingParams
+from integration.local_models import VOCAB, generate, make_drafters, make_engine
 
 PROMPT = (3, 1, 4, 1, 5)
 SAMPLES, ERROR = 12_000, 1e-4
@@ -69,7 +69,7 @@ def test_three_tokens_have_the_distribution_of_the_target(
     drafters = make_drafters(tiny_llama, *names, slots=64)
     engine = make_engine(tiny_llama, drafters, slots=64, length=16, verifier=verifier, max_draft=6)
     assert p_value(engine, distribution) > ERROR
-    assert engine.speculator.errors.total() == 0
+    assert engine.drafter_totals.errors.total() == 0
 
 
 class WrongQ:

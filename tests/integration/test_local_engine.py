@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from local_models import VOCAB, generate, make_drafters, make_engine
 
 from forerun.control.candidates import Candidates
-from forerun.control.controller import Controller, Step
+from forerun.control.controller import Controller
+from forerun.control.step import Step
 from forerun.drafters.draft_model import ModelDrafter
-from forerun.drafters.match_tree import SURVIVAL
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.engines.local import engine as local_engine
@@ -26,6 +25,7 @@ from forerun.engines.local.request import Request, Result
 from forerun.engines.local.verification import verify_requests
 from forerun.errors import ForerunError, InvalidDistribution, InvalidRequest, InvalidSampling
 from forerun.types import BoolArray, Draft, RequestView, SamplingParams, Verdict
+from integration.local_models import VOCAB, generate, make_drafters, make_engine
 
 GREEDY = SamplingParams(temperature=0.0)
 EOS = frozenset({0})
@@ -67,7 +67,7 @@ def memory_of(engine: Engine) -> list[int]:
         engine.target.cache.num_free,
         model.runner.cache.num_free,
         engine.num_unfinished,
-        len(engine.speculator._proposals),
+        len(engine.speculator.tracked),
         len(suffix._requests),
         len(ngram._requests),
         len(model._states),
@@ -96,7 +96,7 @@ def test_two_hundred_requests_in_changing_batches_have_the_output_of_decoding_al
     results |= {update.id: update.result for update in engine.step() if update.result is not None}
 
     assert sorted(results) == sorted(request.id for request in requests)
-    assert engine.speculator.errors.total() == 0
+    assert engine.drafter_totals.errors.total() == 0
     generate(engine, [first])  # the last forward pass before and after has the same shape
     assert memory_of(engine) == before
     cancelled = [result for result in results.values() if result.finish_reason == "cancelled"]
@@ -290,17 +290,17 @@ def nan_q(view: RequestView) -> Draft:
     return Draft.chain([5], q=[Proposal(q)], source="faulty")
 
 
-def nan_evidence(view: RequestView) -> Draft:
-    return Draft.chain([5, 6], source="faulty", evidence=np.full((2, 1), math.nan, dtype=np.float32))
+def nan_survival(view: RequestView) -> Draft:
+    return Draft.chain([5, 6], source="faulty", survival=np.full(2, math.nan, dtype=np.float32))
 
 
-def missing_evidence(view: RequestView) -> Draft:
-    return Draft.chain([5, 6], source="faulty", evidence=np.ones((1, 1), dtype=np.float32))
+def missing_survival(view: RequestView) -> Draft:
+    return Draft.chain([5, 6], source="faulty", survival=np.ones(1, dtype=np.float32))
 
 
 @pytest.mark.parametrize(
     "act",
-    [raising, nan_q, nan_evidence, missing_evidence, lambda _: Draft.chain([99]), lambda _: None],
+    [raising, nan_q, nan_survival, missing_survival, lambda _: Draft.chain([99]), lambda _: None],
 )
 def test_a_faulty_drafter_costs_draft_tokens_and_never_changes_the_output(
     tiny_llama: Any, act: Any, caplog: pytest.LogCaptureFixture
@@ -315,7 +315,7 @@ def test_a_faulty_drafter_costs_draft_tokens_and_never_changes_the_output(
         assert result.error is None
         if sampling.greedy or sampling.seed is not None:
             assert result.token_ids == baseline.token_ids
-        assert engine.speculator.errors["faulty"] > 0
+        assert engine.drafter_totals.errors["faulty"] > 0
     assert issubclass(InvalidDistribution, ForerunError)
 
 
@@ -413,7 +413,7 @@ def test_updates_have_the_survival_with_which_the_controller_chose(
         assert decided == (used[0] if used else [])
         reported += decided
         for update in updates:
-            if update.draft.evidence is not None:
-                stated += update.draft.evidence[:, SURVIVAL].tolist()
+            if update.draft.survival is not None:
+                stated += update.draft.survival.tolist()
     assert len(reported) == len(stated) > 20
     assert np.abs(np.array(reported) - stated).max() > 0.1, "calibration changes the drafters' estimates"

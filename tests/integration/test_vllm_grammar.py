@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="needs the extra `vllm`")
 
 import xgrammar
 from transformers import AutoTokenizer
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from forerun.engines.vllm.grammar import forced_tokens
 
@@ -28,13 +29,8 @@ def compiler(tokenizer: Any) -> xgrammar.GrammarCompiler:
 
 
 def grammar_of(compiled: Any) -> Any:
-    """A grammar as vLLM wraps it: a matcher and a vocabulary size."""
-    matcher = xgrammar.GrammarMatcher(compiled)
-    return SimpleNamespace(
-        matcher=matcher,
-        vocab_size=compiled.tokenizer_info.vocab_size,
-        is_terminated=matcher.is_terminated,
-    )
+    """A grammar as vLLM wraps it."""
+    return XgrammarGrammar(compiled.tokenizer_info.vocab_size, xgrammar.GrammarMatcher(compiled), compiled)
 
 
 def bits(grammar: Any) -> list[int]:
@@ -85,6 +81,5 @@ def test_rejected_drafts_ended_grammars_and_other_grammars_force_nothing(
     assert bits(grammar) == before
     assert forced_tokens(SimpleNamespace(), [], 8, encode) == [], "not a grammar of xgrammar"
     ended = grammar_of(compiler.compile_regex("a"))
-    for token in (*encode("a"), tokenizer.eos_token_id):
-        assert ended.matcher.accept_token(token)
+    assert ended.accept_tokens("request", [*encode("a"), tokenizer.eos_token_id])
     assert forced_tokens(ended, [], 8, encode) == []

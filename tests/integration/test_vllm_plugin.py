@@ -26,7 +26,7 @@ def test_the_shutdown_is_bounded_only_with_our_scheduler(
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler), additional_config={}, instance_id="i"
     )
-    processor: Any = SimpleNamespace()
+    processor: Any = SimpleNamespace(speculative_config=None)
     plugin._patch_init(lambda *_: None)(processor, config)
     assert uvicorn.Config("app:app").timeout_graceful_shutdown == seconds
 

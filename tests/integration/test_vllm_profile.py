@@ -23,6 +23,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.rows: list[int] = []
+        self.drafter = None
         self.model = SimpleNamespace(compute_logits=lambda hidden: hidden)
         self.vllm_config = SimpleNamespace(
             speculative_config=object(),

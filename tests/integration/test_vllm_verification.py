@@ -16,8 +16,6 @@ from scipy.stats import chisquare
 
 pytest.importorskip("vllm", reason="needs the extra `vllm`")
 
-from test_vllm_sampler import CONFIG
-from test_vllm_sampler_identity import runner_of, sampling
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessors, MinTokensLogitsProcessor
 from vllm.v1.sample.sampler import Sampler as StockSampler
@@ -26,6 +24,8 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.sampler import SpeculativeSampler
 from forerun.engines.vllm.step_plan import StepPlan
+from integration.test_vllm_sampler import CONFIG
+from integration.test_vllm_sampler_identity import runner_of, sampling
 
 NUM, VOCAB = 6000, 6
 P = torch.tensor([[0.35, 0.05, 0.2, 0.1, 0.25, 0.05], [0.02, 0.4, 0.08, 0.3, 0.1, 0.1], [1 / 6] * 6])
@@ -47,7 +47,7 @@ def emit(drafts: torch.Tensor, is_sampled: Callable[[str], bool], **config: Any)
     runner._draft_probs = Q.expand(NUM, *Q.shape)
     runner._draft_prob_req_ids = runner.input_batch.req_ids
     sampler = SpeculativeSampler(StockSampler(), runner, SpeculationConfig(**config))
-    sampler.plan = StepPlan(frozenset(filter(is_sampled, runner.input_batch.req_ids)))
+    sampler.plan = StepPlan(sampled=frozenset(filter(is_sampled, runner.input_batch.req_ids)))
     metadata = SpecDecodeMetadata.make_dummy(drafts.tolist(), torch.device("cpu"))
     output = sampler(metadata, None, P[: drafts.shape[1] + 1].log().repeat(NUM, 1), sampling(NUM, outputs))
     return [[token for token in row if token >= 0] for row in output.sampled_token_ids.tolist()]
@@ -140,7 +140,7 @@ def test_requests_below_their_minimum_are_not_verified_by_rejection() -> None:
     runner = runner_of(outputs, processors)
     runner._draft_probs, runner._draft_prob_req_ids = Q.expand(2, *Q.shape), runner.input_batch.req_ids
     sampler = SpeculativeSampler(StockSampler(), runner, SpeculationConfig())
-    sampler.plan = StepPlan(frozenset(runner.input_batch.req_ids))
+    sampler.plan = StepPlan(sampled=frozenset(runner.input_batch.req_ids))
     rejection = sampler._rejection_requests([[1, 2], [1, 2]], sampling(2, outputs, logitsprocs=processors))
     assert list(rejection) == [1]
 

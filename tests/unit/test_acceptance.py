@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from forerun.core.acceptance import accepts, inverse_cdf_reference, residual, sample_inverse_cdf
 from forerun.core.block_verification import block_verify
 from forerun.core.draft_forest import Forest
-from forerun.core.lenient import lenient, lenient_greedy
+from forerun.core.lenient_verification import lenient, lenient_greedy
 from forerun.core.rejection_sampling import rejection_sample
 from forerun.errors import InvalidDistribution
 from forerun.types import Draft, Proposal, Verdict
@@ -88,7 +88,7 @@ def check_verdicts(drafts: list[Draft], p: torch.Tensor, verdicts: list[Verdict]
         row += len(draft) + 1
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(batches())
 def test_rejection_sampling_emits_only_tokens_of_positive_probability(
     batch: tuple[list[Draft], torch.Tensor, np.ndarray, np.ndarray],
@@ -97,7 +97,7 @@ def test_rejection_sampling_emits_only_tokens_of_positive_probability(
     check_verdicts(drafts, p, rejection_sample(Forest.pack(drafts), p.clone(), u, v))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(batches(chains=True))
 def test_block_verification_emits_only_tokens_of_positive_probability(
     batch: tuple[list[Draft], torch.Tensor, np.ndarray, np.ndarray],

@@ -1,21 +1,19 @@
-"""Tokens are parsed from every response format, and never from text; dialects, prompts and journals."""
+"""Tokens are parsed from every response format, and never from text; dialects and journals."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forerun.audit.prompts import DEFAULT_PROMPTS, read_prompts
 from forerun.audit.rounding_error import max_error, rms_difference
 from forerun.audit.sample_journal import SampleBatch, SampleJournal
 from forerun.audit.sampled.against_model import TokenReader
-from forerun.errors import ConfigurationError, UnreadableAnswer, UnreadablePrompts, VocabularyMismatch
+from forerun.audit.sampled.lookup_candidates import lookup_candidates
+from forerun.errors import ConfigurationError, UnreadableAnswer, VocabularyMismatch
+from forerun.servers.completions import END, parse_response
 from forerun.servers.dialects import DIALECTS, LLAMA_CPP_PYTHON, VLLM, detect_dialect
-from forerun.servers.endpoint import END, lookup_candidates, parse_response
 from forerun.types import SamplingParams
 
 
@@ -78,15 +76,6 @@ def test_rounding_that_cannot_be_measured_must_be_set() -> None:
         max_error([0.01, 2.0])
 
 
-def test_audits_against_a_server_need_no_transformers() -> None:
-    code = (
-        "import sys; sys.modules['transformers'] = None;"
-        "import forerun.audit.sampled.prepare, forerun.audit.parity.run;"
-        "import forerun.audit.parity.divergence_rate, forerun.cli.audit.sampled, forerun.cli.audit.parity"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_missing_choice_is_an_error() -> None:
     with pytest.raises(UnreadableAnswer, match=r"1 choices instead of 2.*--choices"):
         parse_response({"choices": [{"token_ids": [1]}]}, 2, 3)
@@ -138,18 +127,6 @@ def test_lookup_candidates_follow_earlier_occurrences_of_the_last_token() -> Non
     assert lookup_candidates([1, 2, 3, 1, 4, 1]) == {2, 4}
     assert lookup_candidates([1, 2]) == set()
     assert lookup_candidates([]) == set()
-
-
-def test_prompts_are_read_from_files(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "one"}\n{"prompt": [1, 2]}\n{"turns": ["three", "four"]}\nonly text\n')
-    prompts = read_prompts(file)
-    assert [each.text for each in prompts] == ["one", "", "three", "only text"]
-    assert prompts[1].ids == (1, 2)
-    assert [each.text for each in read_prompts(None)] == list(DEFAULT_PROMPTS)
-    file.write_text('{"prompt": [1, "x"]}\n')
-    with pytest.raises(UnreadablePrompts, match="line 1"):
-        read_prompts(file)
 
 
 def test_a_journal_is_resumed_even_if_its_last_line_is_truncated(tmp_path: Path) -> None:

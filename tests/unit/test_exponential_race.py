@@ -87,6 +87,6 @@ def test_tiny_probabilities_are_sampled_at_their_rate() -> None:
     """Tokens of probability 1e-6 win at their rate, which 16 bits of noise alone could not resolve."""
     p = torch.full((1000,), 1e-6)
     p[0] = 1 - 999e-6
-    wins = sum(int((winners_of(p, key) != 0).sum()) for key in range(100))
-    expected = 100 * ROWS * 999e-6
+    wins = sum(int((winners_of(p, key) != 0).sum()) for key in range(20))
+    expected = 20 * ROWS * 999e-6
     assert abs(wins - expected) < 4 * np.sqrt(expected)

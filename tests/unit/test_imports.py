@@ -16,8 +16,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "forerun"
 LAYERS = (
     {"installation"},
     {"errors"},
-    {"types", "plots"},
-    {"config"},
+    {"types", "json_records", "rendering"},
+    {"config", "prompts"},
     {"core"},
     {"models"},
     {"drafters"},
@@ -34,7 +34,7 @@ LAYERS = (
 RESTRICTED = {
     "vllm": ("engines/vllm",),
     "transformers": ("models",),
-    "matplotlib": ("plots", "bench/figures", "audit/figures"),
+    "matplotlib": ("rendering/plots",),
 }
 """Third-party packages that only some packages may import."""
 
@@ -104,7 +104,7 @@ def test_an_import_of_an_earlier_layer_is_allowed(tmp_path: Path) -> None:
 WITHOUT_EXTRAS = """
 import sys
 sys.modules.update(dict.fromkeys(("transformers", "vllm", "matplotlib")))
-import forerun.bench.run, forerun.bench.report, forerun.tune.run, forerun.tune.page
+import forerun.bench.run, forerun.bench.report_page, forerun.tune.run, forerun.tune.page
 """
 """Modules that query servers or build reports, where none of the extras can be imported."""
 

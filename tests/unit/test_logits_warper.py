@@ -169,43 +169,6 @@ def test_top_p_keeps_at_least_one_token() -> None:
     assert (p > 0).sum() == 1
 
 
-class TestAgainstTransformers:
-    """Comparison with the logits processors of transformers."""
-
-    LOGITS = torch.randn(8, 200, generator=torch.Generator().manual_seed(0)) * 3
-
-    def compare_with(self, processor: object, **settings_: object) -> None:
-        context = torch.randint(0, 200, (8, 12), generator=torch.Generator().manual_seed(1))
-        params = SamplingParams(**settings_)  # type: ignore[arg-type]
-        contexts = [RowContext(TokenHistory(output=row)) for row in context.tolist()]
-        ours = probabilities(self.LOGITS, BatchSampling.of([params] * 8), contexts)
-        theirs = torch.softmax(processor(context, self.LOGITS.clone()), dim=-1)  # type: ignore[operator]
-        assert ((ours > 0) == (theirs > 0)).all()
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
-
-    @pytest.mark.parametrize(
-        ("name", "value", "setting"),
-        [
-            ("TemperatureLogitsWarper", 0.7, {"temperature": 0.7}),
-            ("TopKLogitsWarper", 17, {"top_k": 17}),
-            ("TopPLogitsWarper", 0.8, {"top_p": 0.8}),
-            ("MinPLogitsWarper", 0.05, {"min_p": 0.05}),
-            ("RepetitionPenaltyLogitsProcessor", 1.3, {"repetition_penalty": 1.3}),
-        ],
-    )
-    def test_each_setting_matches_transformers(
-        self, name: str, value: float, setting: dict[str, object]
-    ) -> None:
-        transformers = pytest.importorskip("transformers")
-        self.compare_with(getattr(transformers, name)(value), **setting)
-
-    def test_bad_words_match_transformers(self) -> None:
-        transformers = pytest.importorskip("transformers")
-        self.compare_with(
-            transformers.NoBadWordsLogitsProcessor([[5], [7, 9]], eos_token_id=199), bad_words=((5,), (7, 9))
-        )
-
-
 @pytest.mark.parametrize("size", [16, 1_001, 49_157])
 @pytest.mark.parametrize(
     "params", [SamplingParams(), SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01)]

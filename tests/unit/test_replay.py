@@ -29,8 +29,8 @@ class Oracle:
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         known = len(views[0].tokens)
         tokens = [*self.text[known : known + self.num_right], 10**6]
-        evidence = 0.7 ** np.arange(1, len(tokens) + 1, dtype=np.float32)[:, None]
-        return [Draft.chain(tokens, source="oracle", evidence=evidence)]
+        survival = 0.7 ** np.arange(1, len(tokens) + 1, dtype=np.float32)
+        return [Draft.chain(tokens, source="oracle", survival=survival)]
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:
         self.verdicts.append(verdict)

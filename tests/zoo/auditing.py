@@ -6,11 +6,12 @@ from pathlib import Path
 
 from forerun.audit.report import AuditReport
 from forerun.audit.sample_journal import SampleJournal
-from forerun.audit.sampled.prepare import against_model, against_server
+from forerun.audit.sampled.preparation import against_model, against_server
 from forerun.audit.sampled.run import SampledAudit, SamplingPlan
 from forerun.audit.sampled.sweep import SweepCase
 from forerun.audit.sampled.verdict import report
-from forerun.servers.endpoint import Endpoint, Prompt
+from forerun.servers.completions import Prompt
+from forerun.servers.endpoint import Endpoint
 from forerun.types import SamplingParams
 from zoo.models import DRAFT, PROMPT, TARGET, TableModel
 from zoo.server import ZooServer, run_server

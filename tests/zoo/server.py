@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ class ZooServer:
     defect: Defect = Defect.NONE
     seed: int = 0
     faults: list[str] = field(default_factory=list)
-    """Faults of the next requests, in order: stall, hang, close, 500, malformed, odd."""
+    """Faults of the next requests, in order: hang, close, 500, malformed, odd."""
 
     always: str = ""
     """The fault of every request from number `after` on."""
@@ -37,6 +36,10 @@ class ZooServer:
     num_accepted: int = 0
     num_requests: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+    hangs: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released by each request that hangs: it gets no response while the server runs."""
+
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def complete(self, body: dict[str, Any], number: int) -> dict[str, Any]:
         """The response to a request; it depends on the number of the request and not on timing."""
@@ -88,13 +91,6 @@ class ZooServer:
         return self.always if number >= self.after else ""
 
 
-STALL = 0.6
-"""Seconds without a response from a server that stalls."""
-
-HANG = 40.0
-"""Seconds without a response from a server that hangs."""
-
-
 @contextmanager
 def run_server(server: ZooServer) -> Iterator[str]:
     """Run a zoo server; yields its URL."""
@@ -118,8 +114,9 @@ def run_server(server: ZooServer) -> Iterator[str]:
             fault = server.fault_of(number)
             if fault == "500":
                 self._send(b"internal error", 500)
-            elif fault in ("stall", "hang"):
-                time.sleep(STALL if fault == "stall" else HANG)
+            elif fault == "hang":
+                server.hangs.release()
+                server.stopped.wait()
                 self.close_connection = True
             else:
                 response = {"unexpected": True} if fault == "odd" else server.complete(body, number)
@@ -138,4 +135,7 @@ def run_server(server: ZooServer) -> Iterator[str]:
             """Log nothing."""
 
     with serve_on_loopback(Handler) as url:
-        yield url
+        try:
+            yield url
+        finally:
+            server.stopped.set()

@@ -19,7 +19,8 @@ from forerun.core.batch_sampling import BatchSampling
 from forerun.core.logits_warper import probabilities
 from forerun.core.tensors import HAS_TORCH, torch
 from forerun.errors import MissingExtra, UnreadableAnswer
-from forerun.servers.endpoint import Completion, Endpoint, Prompt, Token
+from forerun.servers.completions import Completion, Prompt, Token
+from forerun.servers.endpoint import Endpoint
 from forerun.types import FloatArray, SamplingParams
 
 FLOOR: Final = 0.001

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from forerun.errors import ConfigurationError
-from forerun.servers.endpoint import Token
+from forerun.json_records import rename_keys
+from forerun.servers.completions import Token
 
-_NEW_KEYS: Final = {"tested": "candidate", "plain": "baseline", "tokens": "max_tokens"}
+_OLD_KEYS: Final = {"tested": "candidate", "plain": "baseline", "tokens": "max_tokens"}
 """Keys of older files, with their present names."""
 
 
@@ -81,7 +82,7 @@ def _read(file: Path, question: dict[str, Any]) -> Iterator[SampleBatch]:
     """The batches of a file written for the same question; a truncated last line is ignored."""
     try:
         head, *lines = file.read_text(encoding="utf-8").splitlines()
-        recorded = _with_new_keys(json.loads(head)["question"])
+        recorded = rename_keys(json.loads(head)["question"], _OLD_KEYS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{file} is not a samples file that can be resumed: {error}") from error
     expected = json.loads(json.dumps(question))
@@ -95,12 +96,8 @@ def _read(file: Path, question: dict[str, Any]) -> Iterator[SampleBatch]:
         )
     for line in lines:
         try:
-            row = _with_new_keys(json.loads(line))
+            row = rename_keys(json.loads(line), _OLD_KEYS)
         except ValueError:
             return
         candidate, baseline = ([tuple(output) for output in row[key]] for key in ("candidate", "baseline"))
         yield SampleBatch(row["case"], candidate, baseline)
-
-
-def _with_new_keys(row: dict[str, Any]) -> dict[str, Any]:
-    return {_NEW_KEYS.get(key, key): value for key, value in row.items()}

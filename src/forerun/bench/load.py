@@ -20,6 +20,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from scipy.stats import bootstrap, ttest_1samp
 
+from forerun.json_records import rename_keys
+
 BASELINE: Final = "baseline"
 FORERUN: Final = "forerun"
 
@@ -147,8 +149,7 @@ def fit_costs(runs: Sequence[LoadRun]) -> CostCurve:
 @dataclass(frozen=True, slots=True)
 class LoadRatio:
     """The speed of one mode over another's: the median over turns with its 95 % confidence interval, and the
-    noise-free ratio. `p_below` and `p_above` are p-values of turns this low, or this high, if the true ratio
-    were just acceptable.
+    noise-free ratio. `p_below` is the p-value of turns this low if the true ratio were just acceptable.
     """
 
     median: float
@@ -156,7 +157,6 @@ class LoadRatio:
     high: float
     without_noise: float
     p_below: float
-    p_above: float
 
     @property
     def holds(self) -> bool:
@@ -172,75 +172,10 @@ def compare(
     low, high = bootstrap((logs,), np.median, method="percentile", random_state=0).confidence_interval
     tokens = sum(run.num_tokens for run in runs) / sum(run.num_tokens for run in others)
     seconds = sum(run.seconds_by(curve) for run in runs) / sum(run.seconds_by(curve) for run in others)
-    tests = [ttest_1samp(logs, math.log(min_ratio), alternative=side).pvalue for side in ("less", "greater")]
+    p_below = ttest_1samp(logs, math.log(min_ratio), alternative="less").pvalue
     return LoadRatio(
-        float(np.exp(np.median(logs))), math.exp(low), math.exp(high), tokens / seconds, *map(float, tests)
+        float(np.exp(np.median(logs))), math.exp(low), math.exp(high), tokens / seconds, float(p_below)
     )
-
-
-def lines_of(runs: list[LoadRun]) -> list[dict[str, Any]]:
-    """A line for each cell: every mode over the baseline, and forerun over the best fixed draft length."""
-    curves: dict[str, CostCurve] = {
-        name: fit_costs([run for run in runs if run.family == name]) for name in {run.family for run in runs}
-    }
-    lines = []
-    for cell in dict.fromkeys(run.cell for run in runs):
-        some = [run for run in runs if run.cell == cell]
-        lines.append(line_of(some, curves[some[0].family]))
-    return lines
-
-
-def line_of(runs: list[LoadRun], curve: CostCurve) -> dict[str, Any]:
-    """The line of one cell."""
-    modes = {mode: [run for run in runs if run.mode == mode] for mode in dict.fromkeys(r.mode for r in runs)}
-    dtype, text, concurrency = runs[0].cell.split(" | ")
-    steps = {mode: sum(run.num_steps for run in modes[mode]) for mode in (FORERUN, BASELINE)}
-    ratios = {mode: compare(some, modes[BASELINE], curve) for mode, some in modes.items() if mode != BASELINE}
-    line: dict[str, Any] = {
-        "dtype": dtype,
-        "text": text,
-        "concurrency": int(concurrency),
-        "speedup": asdict(ratios[FORERUN]),
-        "holds": ratios[FORERUN].holds,
-        "tokens_per_step": sum(run.num_tokens for run in modes[FORERUN]) / steps[FORERUN] / int(concurrency),
-        "steps": {mode: round(num) for mode, num in steps.items()},
-    }
-    fixed = {mode: asdict(ratio) for mode, ratio in ratios.items() if mode != FORERUN}
-    if fixed:
-        best = max(fixed, key=lambda mode: float(fixed[mode]["without_noise"]))
-        over_best = compare(modes[FORERUN], modes[best], curve, MIN_RATIO_TO_BEST)
-        line |= {"fixed": fixed, "best": best, "over_best": asdict(over_best)}
-    return line
-
-
-def markdown(lines: Sequence[dict[str, Any]]) -> str:
-    """The lines as a Markdown table."""
-    titles = [
-        "dtype",
-        "workload",
-        "concurrency",
-        "speedup, measured",
-        "speedup, noise-free",
-        "tokens per step",
-    ]
-    titles += ["best fixed K", "over best fixed, measured", "over best fixed, noise-free"]
-    rows = [titles, ["---"] * 2 + ["---:"] * 7]
-    for line in lines:
-        speedup, over_best = line["speedup"], line.get("over_best")
-        cells = [line["dtype"], line["text"], str(line["concurrency"])]
-        cells += [measured(speedup), f"{speedup['without_noise']:.3f}", f"{line['tokens_per_step']:.2f}"]
-        if over_best is None:
-            cells += [""] * 3
-        else:
-            best = line["best"].removeprefix("fixed ")
-            cells += [best, measured(over_best), f"{over_best['without_noise']:.3f}"]
-        rows.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
-def measured(ratio: dict[str, float]) -> str:
-    """The measured median of a ratio with its interval."""
-    return "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
 
 
 def to_rows(runs: Sequence[LoadRun]) -> list[dict[str, Any]]:
@@ -254,9 +189,9 @@ def from_rows(rows: Sequence[dict[str, Any]]) -> list[LoadRun]:
         LoadRun(
             row["family"].replace("drawn", "sampled"),
             row["cell"],
-            row["mode"] if "mode" in row else row["way"].replace("plain", BASELINE),
+            row["mode"].replace("plain", BASELINE),
             row["turn"],
             tuple(StepGroup(*each) for each in row["steps"]),
         )
-        for row in rows
+        for row in (rename_keys(each, {"way": "mode"}) for each in rows)
     ]

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forerun.bench.record import BenchRecord, OutputRuling, RecordedAnswer
+from forerun.bench.record import BenchRecord
+from forerun.bench.recorded_answer import OutputRuling, RecordedAnswer
 from forerun.bench.suites import Question
 from forerun.errors import ForerunError
-from forerun.servers.endpoint import END
+from forerun.servers.completions import END
 from forerun.types import SamplingParams
 
 if TYPE_CHECKING:

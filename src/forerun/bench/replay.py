@@ -171,7 +171,7 @@ class Replay:
         """Verify one draft and return the number of tokens that the step emits."""
         step = self.controller.begin_step([name], rows=1)
         candidates = Candidates.from_drafts([draft], partial(self.controller.kind, step))
-        if self.draft_all or draft.evidence is None:  # a draft without evidence is verified whole
+        if self.draft_all or draft.survival is None:  # a draft without estimates is verified whole
             candidates.mandatory[:], step.is_baseline = True, False
         draft = draft.select(self.controller.choose(step, candidates))
         verdict = verdict_for(draft, ahead)

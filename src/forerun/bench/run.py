@@ -17,7 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from forerun.bench.record import MAX_STEAL_SHARE, TIME_DIGITS, CaseKey, RecordedAnswer, RecordWriter
+from forerun.bench.record_writer import RecordWriter
+from forerun.bench.recorded_answer import MAX_STEAL_SHARE, TIME_DIGITS, CaseKey, RecordedAnswer
 from forerun.bench.steal_time import CpuTicks
 from forerun.bench.suites import Question
 from forerun.errors import ForerunError

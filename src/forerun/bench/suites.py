@@ -1,23 +1,21 @@
-"""Prompts of a benchmark by category, from files in common formats or generated.
+"""Prompts of a benchmark by category, from a file or generated.
 
-Supported files: Spec-Bench (JSON lines with `question_id`, `category` and `turns`), ShareGPT (a JSON list
-with `conversations`), JSON lines with `text` (and `category` or `cat`), and one prompt per line. The suite
-`code-editing` is generated: functions of Python's standard library, each with a requested change.
+Spec-Bench's categories are combined into its six groups. The suite `code-editing` is generated: functions of
+Python's standard library, each with a requested change.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from forerun.drafters.documents import numbered_lines, prompt_of
 from forerun.errors import UnreadablePrompts
+from forerun.prompts import read_prompt_file
 
 CODE_EDITING: Final = "code-editing"
 
@@ -69,12 +67,9 @@ class Question:
 
 def read_suite(given: str, per_category: int | None = None) -> list[Question]:
     """The first questions of each category of a suite, at most `per_category`, in the order of the suite."""
-    found = list(_code_editing() if given == CODE_EDITING else _read(Path(given)))
-    if not found:
-        raise UnreadablePrompts(f"{given} has no questions: expected at least one prompt")
     counts: dict[str, int] = defaultdict(int)
     chosen = []
-    for each in found:
+    for each in _code_editing() if given == CODE_EDITING else _read(Path(given)):
         counts[each.category] += 1
         if per_category is None or counts[each.category] <= per_category:
             chosen.append(each)
@@ -82,48 +77,15 @@ def read_suite(given: str, per_category: int | None = None) -> list[Question]:
 
 
 def _read(file: Path) -> Iterator[Question]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadablePrompts(
-            f"cannot read questions from {file}: {error}; expected a file or {CODE_EDITING}"
-        ) from error
-    if text.lstrip().startswith("["):
-        yield from _conversations(file, text)
-        return
-    for number, line in numbered_lines(text):
-        yield _line(file, number, line)
-
-
-def _conversations(file: Path, text: str) -> Iterator[Question]:
-    """The first user message of each ShareGPT conversation."""
-    try:
-        rows: Sequence[Any] = json.loads(text)
-        for number, row in enumerate(rows):
-            first = next((each for each in row["conversations"] if each["from"] in {"human", "user"}), None)
-            if first is not None and str(first["value"]).strip():
-                yield Question(str(row.get("id", number)), "sharegpt", str(first["value"]))
-    except (ValueError, TypeError, LookupError) as error:
-        raise UnreadablePrompts(
-            f"{file} is not a ShareGPT file: expected a list of objects with `conversations`, each with"
-            f" `from` and `value` ({error})"
-        ) from error
-
-
-def _line(file: Path, number: int, line: str) -> Question:
-    if not line.lstrip().startswith("{"):
-        return Question(str(number), file.stem, line)
-    try:
-        row = json.loads(line)
-        text = prompt_of(row)
-        category = str(row.get("category", row.get("cat", file.stem)))
-        if not isinstance(text, str) or not text.strip():
-            raise TypeError("expected a text that is not empty")
-        return Question(str(row.get("question_id", number)), GROUPS.get(category, category), text)
-    except (ValueError, TypeError, LookupError) as error:
-        raise UnreadablePrompts(
-            f"line {number} of {file} is not a question: expected `turns`, `prompt` or `text` ({error})"
-        ) from error
+    """The questions of a file. They are sent as chat messages, so they cannot be token ids."""
+    if not file.exists():
+        raise UnreadablePrompts(f"{file} does not exist: expected a file of prompts or {CODE_EDITING}")
+    for each in read_prompt_file(file):
+        if each.ids:
+            raise UnreadablePrompts(
+                f"prompt {each.id} of {file} has token ids: expected text, which is sent as a chat message"
+            )
+        yield Question(each.id, GROUPS.get(each.category, each.category), each.text)
 
 
 def _code_editing() -> Iterator[Question]:

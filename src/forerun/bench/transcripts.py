@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from forerun.drafters.documents import numbered_lines
 from forerun.errors import UnreadableTranscripts
+from forerun.json_records import numbered_lines
 from forerun.types import IntArray
 
 Lines = Literal["all", "odd", "even"]

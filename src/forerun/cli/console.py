@@ -84,7 +84,7 @@ def _why_not_writable(path: Path) -> str | None:
 def check_figure(path: Path) -> None:
     """Raise unless a figure can be drawn to `path`: writable, a known format, and matplotlib installed."""
     from forerun.errors import OutputNotWritable
-    from forerun.plots import pyplot
+    from forerun.rendering.plots import require_matplotlib
 
     check_writable(path)
     if path.suffix.lower() not in _FIGURE_FORMATS:
@@ -92,7 +92,7 @@ def check_figure(path: Path) -> None:
         raise OutputNotWritable(
             f"cannot write {path}: unknown figure format {path.suffix!r}; end the name in {known}"
         )
-    pyplot()
+    require_matplotlib()
 
 
 def renamed_options(

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from forerun.cli.console import check_writable, progress_bar, report_errors
+from forerun.cli.console import check_writable, report_errors
+from forerun.cli.generate_output import answer, answer_all
 from forerun.errors import UnreadableModel
+from forerun.prompts import PROMPT_FORMATS
 
 if TYPE_CHECKING:
     from forerun.cli.startup_progress import StartupProgress
-    from forerun.cli.token_display import TokenDisplay
     from forerun.engines.local.llm import LLM
-    from forerun.engines.local.request import Result, Stats
     from forerun.engines.local.trace_writer import TraceWriter
     from forerun.models.tokenization import PromptLike
 
@@ -38,7 +37,8 @@ def generate(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="A file with a prompt per line, as text or JSON (`prompt`, `turns`).",
+            metavar="FILE",
+            help=f"A file of prompts: {PROMPT_FORMATS}.",
         ),
     ] = None,
     num_prompts: Annotated[
@@ -151,7 +151,7 @@ def generate(
     with report_errors():
         if trace is not None:
             check_writable(trace)
-        asked = _prompts(prompt, prompts, num_prompts, chat)
+        requested = _prompts(prompt, prompts, num_prompts, chat)
         with _startup_progress() as progress:
             llm = _load(
                 progress,
@@ -167,13 +167,13 @@ def generate(
             if show and llm.tokenizer is None:
                 raise UnreadableModel(f"--show needs a tokenizer, and {model} has none; leave out --show")
             with _tracing(trace, llm) as tracer:
-                if show or (len(asked) == 1 and not as_json):
+                if show or (len(requested) == 1 and not as_json):
                     results = [
-                        _answer(llm, each, settings, tracer, show=show, as_json=as_json) for each in asked
+                        answer(llm, each, settings, tracer, show=show, as_json=as_json) for each in requested
                     ]
                 else:
                     with progress.without_spinner():
-                        results = _answer_all(llm, asked, settings, tracer, as_json=as_json)
+                        results = answer_all(llm, requested, settings, tracer, as_json=as_json)
     if any(result.error is not None for result in results):
         raise typer.Exit(1)
 
@@ -184,18 +184,19 @@ def _prompts(
     """The prompts: given, from a file, or else standard input."""
     from forerun.errors import UnreadablePrompts
 
-    asked: list[PromptLike] = list(given or ())
+    found: list[PromptLike] = list(given or ())
     if file is not None:
-        from forerun.audit.prompts import read_prompts
+        from forerun.prompts import read_prompt_file
 
-        asked += [list(each.ids) or each.text for each in read_prompts(file, num_prompts, allow_empty=True)]
+        read = read_prompt_file(file, allow_empty=True)[:num_prompts]
+        found += [list(each.ids) or each.text for each in read]
     if given is None and file is None:
         if sys.stdin.isatty():
             raise UnreadablePrompts("there is no prompt: give --prompt TEXT, --prompts FILE, or pipe text in")
-        asked = [sys.stdin.read().rstrip("\n")]
+        found = [sys.stdin.read().rstrip("\n")]
     if chat:
-        asked = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in asked]
-    return asked
+        found = [[{"role": "user", "content": each}] if isinstance(each, str) else each for each in found]
+    return found
 
 
 @contextmanager
@@ -222,7 +223,7 @@ def _load(
 
 @contextmanager
 def _tracing(file: Path | None, llm: LLM) -> Iterator[TraceWriter | None]:
-    """The writer of the trace, if one is asked for."""
+    """The writer of the trace, if there is one."""
     if file is None:
         yield None
         return
@@ -230,119 +231,3 @@ def _tracing(file: Path | None, llm: LLM) -> Iterator[TraceWriter | None]:
 
     with file.open("w", encoding="utf-8") as opened:
         yield TraceWriter(opened, llm.tokenizer)
-
-
-def _answer(
-    llm: LLM,
-    prompt: PromptLike,
-    settings: dict[str, Any],
-    tracer: TraceWriter | None,
-    *,
-    show: bool,
-    as_json: bool,
-) -> Result:
-    """Stream the output of one prompt, then print its summary."""
-    display: TokenDisplay | None = None
-    for update in llm.stream([prompt], tracer=tracer, **settings):
-        if show:
-            display = display or _display(llm, prompt, err=as_json)
-            display.update(update)
-        else:
-            typer.echo(update.text, nl=False)
-        result = update.result
-    assert result is not None
-    typer.echo(err=as_json)
-    if as_json:
-        typer.echo(json.dumps(result.as_json(), ensure_ascii=False))
-    _summarize([result], _guarantee(llm, settings))
-    return result
-
-
-def _display(llm: LLM, prompt: PromptLike, *, err: bool) -> TokenDisplay:
-    """The display of a prompt's steps: in colours behind the prompt, or marked behind a legend."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from forerun.cli.token_display import LEGEND, ColourWriter, MarkWriter, TokenDisplay, has_colours
-
-    console = Console(highlight=False, soft_wrap=True, stderr=err)
-    if not has_colours(console):
-        typer.echo(LEGEND, err=err)
-        return TokenDisplay(llm.tokenizer, MarkWriter(err=err))
-    if isinstance(prompt, str):
-        console.print(Text(prompt, style="dim"), end="")
-    return TokenDisplay(llm.tokenizer, ColourWriter(console))
-
-
-def _answer_all(
-    llm: LLM,
-    prompts: Sequence[PromptLike],
-    settings: dict[str, Any],
-    tracer: TraceWriter | None,
-    *,
-    as_json: bool,
-) -> list[Result]:
-    """Decode many prompts together, then print their outputs in order."""
-    from rich.console import Console
-    from rich.rule import Rule
-
-    with progress_bar("decoding", len(prompts)) as progress:
-        results = llm.generate(prompts, progress=progress, tracer=tracer, **settings)
-    console = Console(highlight=False)
-    for number, result in enumerate(results, start=1):
-        if as_json:
-            typer.echo(json.dumps(result.as_json(), ensure_ascii=False))
-            continue
-        console.print(Rule(f"{number}", align="left", style="dim"))
-        typer.echo(result.text)
-    _summarize(results, _guarantee(llm, settings))
-    return results
-
-
-def _guarantee(llm: LLM, settings: Mapping[str, Any]) -> str:
-    """What holds for the output, compared with non-speculative decoding in the same precision."""
-    dtype = str(llm.engine.target.model.dtype).removeprefix("torch.")
-    if not llm.engine.speculator.drafters or settings.get("max_draft") == 0:
-        return f"{dtype}: non-speculative decoding"
-    exact = dtype in {"float32", "float64"}
-    if settings.get("temperature", 0.0) > 0 and settings.get("seed") is None:
-        limit = "" if exact else f" up to {dtype} rounding"
-        return f"{dtype}: distribution of non-speculative decoding{limit}"
-    if exact:
-        return f"{dtype}: output identical to non-speculative decoding"
-    differs = "near-ties of logits may resolve differently from non-speculative decoding"
-    return f"{dtype}: {differs}; identical with --dtype float32"
-
-
-def _summarize(results: Sequence[Result], guarantee: str) -> None:
-    """Print errors and the closing line on standard error."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
-    for result in results:
-        if result.error is not None:
-            console.print(f"prompt {int(result.id) + 1}: {result.error}", style="red", markup=False)
-    summary = f"{_counts([result.stats for result in results])} · {guarantee}"
-    console.print(summary, style="dim", markup=False)
-
-
-def _counts(stats: Sequence[Stats]) -> str:
-    """Tokens, steps, tokens per step, acceptance rate, and for a single output its time."""
-    num_tokens = sum(each.num_tokens for each in stats)
-    num_steps = sum(each.num_steps for each in stats)
-    num_drafted = sum(each.num_draft_tokens for each in stats)
-    num_accepted = sum(each.num_accepted for each in stats)
-    alone = len(stats) == 1
-    parts = [
-        f"{num_tokens} tokens in {num_steps} steps"
-        if alone
-        else f"{num_tokens} tokens in {len(stats)} outputs"
-    ]
-    if num_steps:
-        parts.append(f"{num_tokens / num_steps:.2f} tokens per step")
-    if num_drafted:
-        rate = num_accepted / num_drafted
-        parts.append(f"{num_accepted} of {num_drafted} draft tokens accepted ({rate:.0%})")
-    if alone:
-        parts.append(f"{stats[0].seconds:.1f} s")
-    return " · ".join(parts)

@@ -98,19 +98,19 @@ def replay(
         run = Replay(_drafter(drafter, options), nodes=nodes, cost=cost)
         with progress_bar("replaying", len(before) + len(recorded)) as progress:
             run.run(before, progress)
-            tallies = run.run(recorded, lambda num: progress(len(before) + num))
-    if not tallies:
+            stats_by_category = run.run(recorded, lambda num: progress(len(before) + num))
+    if not stats_by_category:
         typer.echo(
             f"every output in {transcripts} has fewer than {MIN_OUTPUT_TOKENS} tokens: none is replayed",
             err=True,
         )
         raise typer.Exit(1)
     if as_json:
-        asked = {"drafter": drafter, "nodes": nodes, "lines": lines, "fit": fit, "price": price}
-        report = _report(tallies, price) | {"reliability": _reliability(run)}
-        typer.echo(json.dumps(asked | options | report, indent=2, default=str))
+        settings = {"drafter": drafter, "nodes": nodes, "lines": lines, "fit": fit, "price": price}
+        report = _report(stats_by_category, price) | {"reliability": _reliability(run)}
+        typer.echo(json.dumps(settings | options | report, indent=2, default=str))
     else:
-        _print(tallies, price, run)
+        _print(stats_by_category, price, run)
 
 
 def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
@@ -128,31 +128,31 @@ def _drafter(name: Name, options: dict[str, Any]) -> Drafter:
     return make_drafter(SpeculationConfig(drafters=(name,), **settings), chain=options["chain"])
 
 
-def _report(tallies: dict[str, ReplayStats], price: float | None) -> dict[str, Any]:
-    """Everything as values."""
+def _report(stats_by_category: dict[str, ReplayStats], price: float | None) -> dict[str, Any]:
+    """The results as JSON values."""
     from forerun.bench.replay import geometric_mean
 
     return {
-        "geometric_mean": geometric_mean(tally.tokens_per_step for tally in tallies.values()),
+        "geometric_mean": geometric_mean(stats.tokens_per_step for stats in stats_by_category.values()),
         "categories": {
             name: {
-                "tokens_per_step": tally.tokens_per_step,
-                "draft_tokens_per_step": tally.draft_tokens_per_step,
-                "acceptance_by_depth": tally.acceptance_by_depth,
-                "microseconds_per_proposal": tally.microseconds_per_proposal,
-                "outputs": tally.num_outputs,
-                "tokens": tally.num_tokens,
-                "steps": tally.num_steps,
-                "draft_tokens": tally.num_draft_tokens,
+                "tokens_per_step": stats.tokens_per_step,
+                "draft_tokens_per_step": stats.draft_tokens_per_step,
+                "acceptance_by_depth": stats.acceptance_by_depth,
+                "microseconds_per_proposal": stats.microseconds_per_proposal,
+                "outputs": stats.num_outputs,
+                "tokens": stats.num_tokens,
+                "steps": stats.num_steps,
+                "draft_tokens": stats.num_draft_tokens,
             }
-            | ({} if price is None else {"tokens_per_cost": tally.tokens_per_cost(price)})
-            for name, tally in sorted(tallies.items())
+            | ({} if price is None else {"tokens_per_cost": stats.tokens_per_cost(price)})
+            for name, stats in sorted(stats_by_category.items())
         },
     }
 
 
 def _reliability(run: Replay) -> dict[str, Any]:
-    """How far the controller's estimates can be relied on."""
+    """The calibration of the controller's estimates."""
     keys = ("estimated", "accepted", "draft_tokens")
     return {
         "calibration_error": run.reliability.calibration_error,
@@ -160,8 +160,8 @@ def _reliability(run: Replay) -> dict[str, Any]:
     }
 
 
-def _print(tallies: dict[str, ReplayStats], price: float | None, run: Replay) -> None:
-    """A table for people."""
+def _print(stats_by_category: dict[str, ReplayStats], price: float | None, run: Replay) -> None:
+    """Print a table."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -169,23 +169,23 @@ def _print(tallies: dict[str, ReplayStats], price: float | None, run: Replay) ->
     from forerun.bench.replay import geometric_mean
 
     table = Table(show_footer=True, box=box.SIMPLE_HEAD)
-    mean = geometric_mean(tally.tokens_per_step for tally in tallies.values())
+    mean = geometric_mean(stats.tokens_per_step for stats in stats_by_category.values())
     table.add_column("category", "geometric mean", no_wrap=True)
     table.add_column("n", justify="right")
     table.add_column("tokens/step", f"{mean:.2f}", justify="right", style="bold")
     if price is not None:
-        priced = geometric_mean(tally.tokens_per_cost(price) for tally in tallies.values())
+        priced = geometric_mean(stats.tokens_per_cost(price) for stats in stats_by_category.values())
         table.add_column(f"at {price:.1%}", f"{priced:.2f}", justify="right", style="bold")
     table.add_column("draft tokens/step", justify="right")
     table.add_column("by depth", no_wrap=True)
     table.add_column("µs", justify="right")
-    for name, tally in sorted(tallies.items()):
-        cells = [name, str(tally.num_outputs), f"{tally.tokens_per_step:.2f}"]
+    for name, stats in sorted(stats_by_category.items()):
+        cells = [name, str(stats.num_outputs), f"{stats.tokens_per_step:.2f}"]
         if price is not None:
-            cells.append(f"{tally.tokens_per_cost(price):.2f}")
-        bars = "".join(_BARS[min(7, int(8 * share))] for share in tally.acceptance_by_depth[:8])
+            cells.append(f"{stats.tokens_per_cost(price):.2f}")
+        bars = "".join(_BARS[min(7, int(8 * share))] for share in stats.acceptance_by_depth[:8])
         table.add_row(
-            *cells, f"{tally.draft_tokens_per_step:.1f}", bars, f"{tally.microseconds_per_proposal:.0f}"
+            *cells, f"{stats.draft_tokens_per_step:.1f}", bars, f"{stats.microseconds_per_proposal:.0f}"
         )
     Console().print(table)
     bins = run.reliability.bins

@@ -35,8 +35,8 @@ def serve(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="Drafter to use: auto (suffix, ngram, grammar), a name, or module:class. Repeatable;"
-            " the first one drafts unless a request names another.",
+            help="Drafter to use: auto (suffix, grammar, and ngram for requests that name it), a name, or"
+            " module:class. Repeatable: all of them draft for requests that name none.",
             rich_help_panel=_DRAFTING,
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -71,16 +72,17 @@ def simulate(
 def _grid(plot: Path | None, as_json: bool) -> None:
     from forerun.simulate.grid import grid, run_grid
 
-    places = grid()
+    every = grid()
     cells: list[dict[str, Any]] = []
-    with progress_bar("playing", len(places)) as progress:
-        for cell in run_grid(places):
+    with progress_bar("simulating", len(every)) as progress:
+        for cell in run_grid(every):
             cells.append(cell)
             progress(len(cells))
     if plot is not None:
+        from forerun.rendering.plots import write_figure
         from forerun.simulate.figures import draw_grid
 
-        draw_grid(cells, plot)
+        write_figure(partial(draw_grid, cells), plot)
     if as_json:
         typer.echo(json.dumps(cells, indent=1))
     else:
@@ -125,9 +127,10 @@ def _scenario(given: str, replicas: int | None, plot: Path | None, as_json: bool
             results.append(run_scenario(scenario, policy))
             progress(len(results))
     if plot is not None:
+        from forerun.rendering.plots import write_figure
         from forerun.simulate.figures import draw_scenario
 
-        draw_scenario(scenario, results, plot)
+        write_figure(partial(draw_scenario, scenario, results), plot)
     if as_json:
         facts = {
             "scenario": json.loads(scenario.model_dump_json()),

@@ -1,4 +1,4 @@
-"""`forerun theory`: the speed-up of speculation, from acceptance rate and draft cost alone."""
+"""`forerun theory`: the speedup of speculation, from acceptance rate and draft cost alone."""
 
 from __future__ import annotations
 
@@ -65,19 +65,20 @@ def theory(
         typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=OUTPUT),
     ] = False,
 ) -> None:
-    """Compute the speed-up that speculation can reach, by Leviathan et al. 2023.
+    """Compute the speedup that speculation can reach, by Leviathan et al. 2023.
 
-    With --alpha: tokens per step, speed-up and operations for every draft length from 0 to three beyond the
+    With --alpha: tokens per step, speedup and operations for every draft length from 0 to three beyond the
     best (32 at most); the best is marked. Without: the best draft length of several acceptance rates.
 
     Example: forerun theory --alpha 0.8 --cost 0.05
     """
     if plot is not None:
         from forerun.bench.figures.theory import draw_theory
+        from forerun.rendering.plots import write_figure
 
         with report_errors():
             check_figure(plot)
-            draw_theory(plot)
+            write_figure(draw_theory, plot)
         typer.echo(f"drawn to {plot}", err=True)
     if as_json:
         typer.echo(json.dumps(_report(alpha, cost), indent=2))
@@ -86,7 +87,7 @@ def theory(
 
 
 def _report(alpha: float | None, cost: float) -> dict[str, Any]:
-    """Everything as values: the settings asked for, and the tables of the documents it rests on."""
+    """The results as JSON values, with the tables of the paper."""
     from forerun.core import theory as t
 
     return {
@@ -141,7 +142,7 @@ def _print(alpha: float | None, cost: float) -> None:
     title = f"acceptance rate {alpha:g}, cost {cost:g}" if one else f"best draft length at cost {cost:g}"
     table = Table(title=title, title_justify="left")
     head = ("draft length",) if one else ("acceptance rate", "draft length")
-    for name in (*head, "tokens per step", "speed-up", "operations", *(("",) if one else ())):
+    for name in (*head, "tokens per step", "speedup", "operations", *(("",) if one else ())):
         table.add_column(name, justify="right")
     for a in (alpha,) if alpha is not None else ALPHAS:
         lines = _lines(a, cost)

@@ -17,7 +17,7 @@ LEGEND: Final = (
 )
 
 MARKS: Final = {"accepted": ("", ""), "rejected": ("[-", "-]"), "target": ("{+", "+}")}
-"""What stands around the text of a token, as in wdiff. The output is the text without rejected tokens."""
+"""Marks around the text of a token, as in wdiff. The output is the text without rejected tokens."""
 
 STYLES: Final = {"accepted": "green", "rejected": "red strike dim", "target": "bold blue"}
 

@@ -20,6 +20,6 @@ def trace(
 
     with report_errors():
         check_writable(output)
-        stories = read_trace(file)
-        write_page(stories, output)
-    typer.echo(f"{output}: {sum(len(story.steps) for story in stories)} steps of {len(stories)} requests")
+        traces = read_trace(file)
+        write_page(traces, output)
+    typer.echo(f"{output}: {sum(len(each.steps) for each in traces)} steps of {len(traces)} requests")

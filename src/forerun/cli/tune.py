@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from forerun.cli.console import check_writable, report_errors
+from forerun.prompts import PROMPT_FORMATS
 from forerun.servers.processes import STARTUP_TIMEOUT
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def tune(
     prompts: Annotated[
         str,
         typer.Option(
-            help="A file of prompts that are typical of your traffic, or code-editing.", metavar="FILE"
+            help=f"Prompts that are typical of your traffic: a file ({PROMPT_FORMATS}), or code-editing.",
+            metavar="FILE",
         ),
     ],
     draft_model: Annotated[
@@ -46,27 +48,27 @@ def tune(
     ] = STARTUP_TIMEOUT,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Predict and measure the speed-up of each drafter on your own prompts, and recommend one.
+    """Predict and measure the speedup of each drafter on your own prompts, and recommend one.
 
     Arguments behind `--` are passed to every vLLM server that the command starts.
 
     Example: `forerun tune MODEL --prompts prompts.jsonl --report tune.html`
     """
+    from forerun.bench.served_model import ServedModel
     from forerun.bench.suites import read_suite
-    from forerun.bench.systems import ServedModel
-    from forerun.tune.measure import TuningPrompts
     from forerun.tune.page import as_values, write_page
     from forerun.tune.run import recommend
+    from forerun.tune.workload import TuningPrompts
 
     with report_errors():
         for each in filter(None, (output, report)):
             check_writable(each)
-        asked = TuningPrompts(read_suite(prompts), max_tokens, temperature).sample(num_prompts)
+        workload = TuningPrompts(read_suite(prompts), max_tokens, temperature).sample(num_prompts)
         with _status() as watch:
             served = ServedModel(
                 model, dtype, vllm_flags=tuple(context.args), startup_timeout=startup_timeout
             )
-            advice = recommend(served, asked, [str(each) for each in draft_model or ()], watch)
+            advice = recommend(served, workload, [str(each) for each in draft_model or ()], watch)
         output.write_text(
             advice.config.model_dump_json(exclude_defaults=True, indent=1) + "\n", encoding="utf-8"
         )
@@ -96,7 +98,7 @@ def _print(advice: Recommendation) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for title in ("choice", "predicted speed-up", "tokens/step", "draft tokens/step"):
+    for title in ("choice", "predicted speedup", "tokens/step", "draft tokens/step"):
         table.add_column(title, justify="left" if title == "choice" else "right")
     for each in advice.predictions:
         numbers = (each.tokens_per_step, each.draft_tokens_per_step)

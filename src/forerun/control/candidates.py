@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.core.jit import compiled
-from forerun.drafters.match_tree import SURVIVAL
 from forerun.types import ROOT, BoolArray, Draft, FloatArray, IntArray
 
 CandidateArrays = tuple[FloatArray, IntArray, IntArray, IntArray, BoolArray]
@@ -128,9 +127,9 @@ def add_ancestors(keep: BoolArray, parents: IntArray) -> None:
 
 
 def drafter_survival(draft: Draft) -> npt.NDArray[np.floating[Any]]:
-    """Survival of each draft token as its drafter states it, or by `ASSUMED_ACCEPTANCE` without evidence."""
-    if draft.evidence is not None:
-        return draft.evidence[:, SURVIVAL]
+    """Survival of each draft token as its drafter states it, or by `ASSUMED_ACCEPTANCE` if it states none."""
+    if draft.survival is not None:
+        return draft.survival
     if draft.is_chain:
         return np.cumprod(np.full(len(draft), ASSUMED_ACCEPTANCE))
     depths = [len(draft.path(node)) for node in range(len(draft))]

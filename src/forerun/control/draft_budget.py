@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from forerun.control.step_cost import interpolate
+from forerun.control.cost_curve import interpolate
 from forerun.core.jit import compiled
 from forerun.types import BoolArray, FloatArray, IntArray
 
@@ -102,33 +102,6 @@ def keep_most_likely(
     num, _ = num_worth_verifying(survivals[order], tokens, rows, curve, rate, 0.0)
     for node in order[:num]:
         keep[node] = True
-
-
-@compiled
-def keep_exploratory(
-    keep: BoolArray,
-    candidates: IntArray,
-    survivals: FloatArray,
-    rows: int,
-    time_value: TimeValue,
-    budget: float,
-) -> float:
-    """Add to the mask as many of the candidates, in order, as the exploration budget covers. Returns their
-    expected loss in seconds.
-    """
-    (knots, seconds), rate = time_value
-    rows += keep.sum()
-    baseline, max_loss, expected_accepted, num, cost = interpolate(knots, seconds, rows), -np.inf, 0.0, 0, 0.0
-    for node in candidates:
-        expected_accepted += survivals[node]
-        loss = interpolate(knots, seconds, rows + num + 1) - baseline - expected_accepted / rate
-        max_loss = max(max_loss, loss)
-        if max_loss > budget:
-            break
-        num, cost = num + 1, loss
-    for node in candidates[:num]:
-        keep[node] = True
-    return cost
 
 
 @compiled

@@ -1,10 +1,23 @@
-"""Safeguards against wrong estimates: a time budget for exploration, the measured net gain of speculation,
-and backoff from lookups that find nothing.
+"""Exploration within a time budget: baseline steps, and draft tokens that are not expected to pay.
+
+Estimates of options that are not taken go stale. A baseline step measures the cost of non-speculative
+decoding while every step speculates; an exploratory draft token measures acceptance while none pays.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
+
+import numpy as np
+
+from forerun.control.candidates import CandidateArrays
+from forerun.control.cost_curve import interpolate
+from forerun.control.draft_budget import TimeValue
+from forerun.control.step import Step
+from forerun.control.step_cost import StepCost
+from forerun.core.jit import compiled
+from forerun.types import BoolArray, FloatArray, IntArray
 
 EXPLORATION_SHARE: Final = 0.005
 """Share of the total time that exploration may take."""
@@ -15,30 +28,12 @@ INITIAL_BUDGET_STEPS: Final = 0.5
 MAX_BUDGET_STEPS: Final = 2.0
 """Cap on the exploration budget, in steps."""
 
-NET_GAIN_DECAY: Final = 0.99
-"""Decay per step of the sums in `NetGain`."""
-
-MIN_STEPS: Final = 20.0
-"""Effective number of steps before `NetGain` may suspend speculation."""
-
-MAX_LOSS: Final = 0.01
-"""Loss at which a class of requests is suspended, as a share of the time of non-speculative decoding."""
-
-
-LOOKUP_DECAY: Final = 0.98
-"""Decay per lookup of the comparison between gain and lookup time."""
-
-REALIZED_SHARE_DECAY: Final = 0.998
-"""Decay per lookup of the estimate of realized over expected gain. It is slow because outcomes are noisy."""
-
-PRIOR_WEIGHT: Final = 100.0
-"""Weight of the prior that lookups realize their expected gain, in lookups."""
-
-MIN_LOOKUPS: Final = 20.0
-"""Effective number of lookups before backoff may start."""
-
-MAX_BACKOFF_STEPS: Final = 8
-"""Maximum number of steps between two lookups, because text may start to repeat at any time."""
+MIN_BASELINE_INTERVAL: Final = 8
+RESERVE_BASELINE_AFTER: Final = 100
+"""Speculative steps after which a baseline step is measured if the exploration budget covers it: where
+speculation gains little, such a step costs little. From RESERVE_BASELINE_AFTER on, the whole exploration
+budget is reserved for it.
+"""
 
 
 class ExplorationBudget:
@@ -65,76 +60,98 @@ class ExplorationBudget:
         return True
 
 
-class NetGain:
-    """Decayed sums of the time that draft tokens of a class of requests saved and cost."""
+class ExplorationSchedule:
+    """Which step is a baseline step, and which requests explore first."""
 
-    __slots__ = ("_baseline", "_cost", "_num_steps", "_saved")
+    def __init__(self, cost: StepCost, budget: ExplorationBudget) -> None:
+        self.next_is_baseline = False
+        self._cost, self._budget = cost, budget
+        self._num_steps = self._steps_since_baseline = 0
+        self._last_speculated = np.zeros(0, dtype=np.int64)
 
-    def __init__(self) -> None:
-        self._saved = self._cost = self._baseline = self._num_steps = 0.0
+    def admit(self, slot: int) -> None:
+        """Queue a new request behind those that wait for exploration."""
+        if slot >= len(self._last_speculated):
+            self._last_speculated = np.resize(self._last_speculated, 2 * slot + 8)
+        self._last_speculated[slot] = self._num_steps
 
-    def record(self, saved: float, cost: float, baseline: float) -> None:
-        """Record saved and spent seconds of a step whose baseline takes `baseline` seconds."""
-        self._num_steps = NET_GAIN_DECAY * self._num_steps + 1
-        self._saved = NET_GAIN_DECAY * self._saved + saved
-        self._cost = NET_GAIN_DECAY * self._cost + cost
-        self._baseline = NET_GAIN_DECAY * self._baseline + baseline
+    def last_speculated(self, slots: IntArray) -> IntArray:
+        """Number of the step in which each request last had draft tokens, or was admitted."""
+        return self._last_speculated[slots]
+
+    def record_speculated(self, slots: IntArray) -> None:
+        """Record that these requests have draft tokens in the current step."""
+        self._last_speculated[slots] = self._num_steps
 
     @property
-    def is_losing(self) -> bool:
-        """Whether costs exceed savings by more than `MAX_LOSS` of the baseline time."""
-        return self._num_steps > MIN_STEPS and self._cost - self._saved > MAX_LOSS * self._baseline
-
-
-class LookupBackoff:
-    """Whether to look up draft tokens, which takes time itself.
-
-    Where the expected gain of recent lookups, scaled by the realized share, is below their cost, the number
-    of steps between two lookups about doubles up to `MAX_BACKOFF_STEPS`. It resets once the decayed gain
-    covers the decayed cost again.
-
-    The scaling corrects selection bias: candidates are chosen for their high estimates, so they realize less
-    than expected. Where the gain is small, that difference can be all of it.
-    """
-
-    __slots__ = (
-        "_expected",
-        "_gained",
-        "_interval",
-        "_num_lookups",
-        "_num_outcomes",
-        "_realized",
-        "_remaining",
-        "_seconds",
-    )
-
-    def __init__(self) -> None:
-        self._gained = self._seconds = self._num_lookups = 0.0
-        self._expected = self._realized = self._num_outcomes = 0.0
-        self._interval = self._remaining = 0
-
-    def record_lookup(self, expected: float, realized: float, seconds: float) -> None:
-        """Record the duration of a lookup, and the expected and realized gain of its draft tokens, all in
-        seconds. A realized gain without an expected one comes from exploration and counts as gain.
+    def max_loss(self) -> float:
+        """Seconds that exploratory draft tokens may cost: none while the budget is reserved for a baseline
+        step.
         """
-        self._num_lookups = LOOKUP_DECAY * self._num_lookups + 1
-        self._num_outcomes = REALIZED_SHARE_DECAY * self._num_outcomes + 1
-        self._expected = REALIZED_SHARE_DECAY * self._expected + expected
-        self._realized = REALIZED_SHARE_DECAY * self._realized + realized
-        gained = expected * self._realized_share if expected else max(realized, 0.0)
-        self._gained = LOOKUP_DECAY * self._gained + gained
-        self._seconds = LOOKUP_DECAY * self._seconds + seconds
-        is_losing = self._num_lookups > MIN_LOOKUPS and self._gained < self._seconds
-        self._interval = min(2 * self._interval + 1, MAX_BACKOFF_STEPS) if is_losing else 0
-        self._remaining = self._interval
+        is_reserved = self._steps_since_baseline >= RESERVE_BASELINE_AFTER
+        return -math.inf if is_reserved else self._budget.seconds
 
-    @property
-    def _realized_share(self) -> float:
-        """Realized over expected gain, clipped to [0, 1]."""
-        prior = PRIOR_WEIGHT / self._num_outcomes * self._expected
-        return min(max((self._realized + prior) / (self._expected + prior), 0.0), 1.0)
+    def end_step(self, step: Step, seconds: float, speedup: float) -> None:
+        """Add a step's share to the budget, and decide whether the next step is a baseline step.
 
-    def should_look_up(self) -> bool:
-        """Whether to look up in this step. Call it once per step."""
-        self._remaining -= 1
-        return self._remaining < 0
+        `speedup` is the recent speedup, which a baseline step forgoes.
+        """
+        self._num_steps += 1
+        if not len(step.slots):
+            return
+        self._budget.accrue(seconds)
+        speculated = len(step.chosen) > 0 or step.draft_seconds > 0
+        self._steps_since_baseline = (
+            self._steps_since_baseline + 1 if speculated and not step.is_baseline else 0
+        )
+        self.next_is_baseline = False
+        if self._steps_since_baseline >= MIN_BASELINE_INTERVAL:
+            baseline, with_drafts = step.predict_seconds(self._cost, step.baseline_rows, step.num_rows)
+            expected = step.expected_tokens / len(step.slots) * baseline / (with_drafts + step.draft_seconds)
+            self.next_is_baseline = self._budget.spend(baseline * (1 - 1 / max(speedup, expected)))
+
+
+@compiled
+def exploration_candidates(
+    keep: BoolArray, candidates: CandidateArrays, last_speculated: IntArray
+) -> IntArray:
+    """First optional candidate of each request that has none selected, least recently speculated requests
+    first.
+    """
+    _, parents, _, owners, mandatory = candidates
+    first_tokens = np.full(len(last_speculated), -1)
+    for i in range(len(owners) - 1, -1, -1):
+        if parents[i] < 0 and not mandatory[i]:
+            first_tokens[owners[i]] = i
+    for i in range(len(owners)):
+        if keep[i]:
+            first_tokens[owners[i]] = -1
+    waiting = np.flatnonzero(first_tokens >= 0)
+    return first_tokens[waiting[np.argsort(last_speculated[waiting], kind="mergesort")]]
+
+
+@compiled
+def keep_exploratory(
+    keep: BoolArray,
+    candidates: IntArray,
+    survivals: FloatArray,
+    rows: int,
+    time_value: TimeValue,
+    budget: float,
+) -> float:
+    """Add to the mask as many of the candidates, in order, as the exploration budget covers. Returns their
+    expected loss in seconds.
+    """
+    (knots, seconds), rate = time_value
+    rows += keep.sum()
+    baseline, max_loss, expected_accepted, num, cost = interpolate(knots, seconds, rows), -np.inf, 0.0, 0, 0.0
+    for node in candidates:
+        expected_accepted += survivals[node]
+        loss = interpolate(knots, seconds, rows + num + 1) - baseline - expected_accepted / rate
+        max_loss = max(max_loss, loss)
+        if max_loss > budget:
+            break
+        num, cost = num + 1, loss
+    for node in candidates[:num]:
+        keep[node] = True
+    return cost

@@ -1,12 +1,8 @@
 """Cost of a target forward pass by its number of rows, learnt online.
 
 The curve is nearly flat, in steps, where decoding is memory-bound, and rises with every row where it is
-compute-bound. It is profiled at startup and corrected by every later step.
-
-Machine speed drifts: the same forward pass may take 1.5 times as long a minute later. The time of a step
-observes the product of speed factor and curve. Nearby steps with other row counts share the speed factor and
-so identify the two. A Kalman filter over the log speed factor and the log curve keeps their full covariance.
-Many steps with one row count therefore do not reduce the uncertainty about other row counts.
+compute-bound. It is profiled at startup, and a Kalman filter (`cost_filter`) corrects it by
+every later step.
 """
 
 from __future__ import annotations
@@ -17,7 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from forerun.core.jit import compiled
+from forerun.control.cost_curve import interpolate
+from forerun.control.cost_filter import (
+    CURVE_PRIOR_VARIANCE,
+    SPEED_PRIOR_VARIANCE,
+    isotonic_curve,
+    kalman_step,
+    upper_bound_curve,
+)
 from forerun.types import FloatArray
 
 REPEATS: Final = 4
@@ -33,26 +36,8 @@ MAX_STEP_SECONDS: Final = 1.0
 CONTEXT_BAND_EDGES: Final = (4096, 16384, 65536, 262144, 1048576)
 """Total tokens of context in a step at which one band's curve ends and the next begins."""
 
-OBSERVATION_VARIANCE: Final = 0.08**2
-SPEED_DRIFT_VARIANCE: Final = 0.03**2
-CURVE_DRIFT_VARIANCE: Final = 5e-6
-SPEED_PRIOR_VARIANCE: Final = 10.0**2
-CURVE_PRIOR_VARIANCE: Final = 0.2**2
-"""Variances of logarithms: of a step time around its prediction (observation noise); of the drift per step of
-the speed factor and of a curve point; of the prior of the speed factor; and of the profiled curve, which may
-have been measured on a busy machine.
-"""
-
 CORRELATION_LENGTH: Final = 2.0
 """Prior errors of curve points correlate: by a factor of 1/e less per this many doublings of the row count.
-"""
-
-UPPER_CURVE_DEVIATIONS: Final = 0.5
-"""Standard deviations added to the cost of wider passes in `StepCost.upper_curve`."""
-
-MAX_INNOVATION: Final = 0.25
-"""Log innovation beyond which an observation is down-weighted as disturbed, unless twice its standard
-deviation is larger.
 """
 
 
@@ -216,163 +201,3 @@ class StepCost:
 def _are_times(seconds: Sequence[float]) -> bool:
     values = np.asarray(seconds, dtype=np.float64)
     return bool(np.isfinite(values).all() and (values > 0).all())
-
-
-@compiled
-def isotonic_fit(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """Weighted least-squares non-decreasing fit, by pooling adjacent violators."""
-    means, totals = np.empty(len(values)), np.empty(len(values))
-    sizes = np.empty(len(values), dtype=np.int64)
-    blocks = 0
-    for i in range(len(values)):
-        means[blocks], totals[blocks], sizes[blocks] = values[i], weights[i], 1
-        blocks += 1
-        while blocks > 1 and means[blocks - 2] > means[blocks - 1]:
-            total = totals[blocks - 2] + totals[blocks - 1]
-            both = means[blocks - 2] * totals[blocks - 2] + means[blocks - 1] * totals[blocks - 1]
-            means[blocks - 2], totals[blocks - 2] = both / total, total
-            sizes[blocks - 2] += sizes[blocks - 1]
-            blocks -= 1
-    out = np.empty(len(values))
-    at = 0
-    for block in range(blocks):
-        out[at : at + sizes[block]] = means[block]
-        at += sizes[block]
-    return out
-
-
-@compiled
-def interpolation_weights(rows: float, knots: FloatArray) -> FloatArray:
-    """Weight of each knot in linear interpolation at `rows`, clamped to the knots."""
-    weights = np.zeros(len(knots))
-    right = min(max(int(np.searchsorted(knots, rows)), 1), len(knots) - 1)
-    width = knots[right] - knots[right - 1]
-    weights[right] = min(max((rows - knots[right - 1]) / width, 0.0), 1.0)
-    weights[right - 1] = 1.0 - weights[right]
-    return weights
-
-
-@compiled
-def isotonic_curve(state: FloatArray, covariance: FloatArray, first: int, last: int) -> FloatArray:
-    """Curve of a band at the current speed factor, after a precision-weighted isotonic fit."""
-    values, weights = np.empty(last - first), np.empty(last - first)
-    for i in range(last - first):
-        values[i] = np.exp(state[first + i] + state[0])
-        weights[i] = 1.0 / (covariance[first + i, first + i] + OBSERVATION_VARIANCE)
-    return isotonic_fit(values, weights)
-
-
-@compiled
-def upper_bound_curve(
-    rows: float, knots: FloatArray, state: FloatArray, covariance: FloatArray, first: int, last: int
-) -> tuple[FloatArray, FloatArray]:
-    """Knots and costs with a knot added at `rows`. Costs beyond it are raised by `UPPER_CURVE_DEVIATIONS`
-    standard deviations of the log difference.
-    """
-    seconds, weights = isotonic_curve(state, covariance, first, last), interpolation_weights(rows, knots)
-    band_covariance = covariance[first:last, first:last]
-    cross_covariance = np.zeros(len(knots))
-    variance_here = 0.0
-    for i in range(len(knots)):
-        for j in range(len(knots)):
-            cross_covariance[i] += band_covariance[i, j] * weights[j]
-        variance_here += weights[i] * cross_covariance[i]
-    upper = seconds.copy()
-    for i in range(len(knots) - 1, -1, -1):
-        if knots[i] > rows:
-            upper[i] *= np.exp(
-                UPPER_CURVE_DEVIATIONS
-                * np.sqrt(max(band_covariance[i, i] + variance_here - 2.0 * cross_covariance[i], 0.0))
-            )
-        if i + 1 < len(knots):
-            upper[i] = min(upper[i], upper[i + 1])  # stay non-decreasing
-    insert_at = int(np.searchsorted(knots, rows))
-    if insert_at < len(knots) and knots[insert_at] == rows:
-        return knots, upper
-    merged_knots, costs = np.empty(len(knots) + 1), np.empty(len(knots) + 1)
-    merged_knots[:insert_at], merged_knots[insert_at], merged_knots[insert_at + 1 :] = (
-        knots[:insert_at],
-        rows,
-        knots[insert_at:],
-    )
-    costs[:insert_at], costs[insert_at + 1 :] = upper[:insert_at], upper[insert_at:]
-    costs[insert_at] = interpolate(knots, seconds, rows)
-    return merged_knots, costs
-
-
-@compiled
-def kalman_step(
-    observation: tuple[float, float],
-    knots: FloatArray,
-    state: FloatArray,
-    covariance: FloatArray,
-    correlation: FloatArray,
-    first: int,
-    prior_variance: float,
-) -> None:
-    """Predict and update of the filter; `observation` is the row count and the log of the seconds."""
-    rows, log_seconds = observation
-    kalman_predict(covariance, correlation, first, prior_variance)
-    kalman_update(rows, log_seconds, knots, state, covariance, first)
-
-
-@compiled
-def kalman_predict(
-    covariance: FloatArray, correlation: FloatArray, first: int, prior_variance: float
-) -> None:
-    """Add drift variance to the speed factor and to the curve, in place. No curve point exceeds its prior
-    variance.
-    """
-    covariance[0, 0] += SPEED_DRIFT_VARIANCE
-    if prior_variance <= 0.0:
-        return
-    headroom = np.empty(len(correlation))
-    for i in range(len(correlation)):
-        headroom[i] = np.sqrt(max(1.0 - covariance[first + i, first + i] / prior_variance, 0.0))
-    for i in range(len(correlation)):
-        for j in range(len(correlation)):
-            covariance[first + i, first + j] += (
-                CURVE_DRIFT_VARIANCE * correlation[i, j] * headroom[i] * headroom[j]
-            )
-
-
-@compiled
-def kalman_update(
-    rows: float, log_seconds: float, knots: FloatArray, state: FloatArray, covariance: FloatArray, first: int
-) -> None:
-    """Kalman update by a step of `rows` rows that took exp(`log_seconds`) seconds, in place."""
-    size = len(knots)
-    weights = interpolation_weights(rows, knots)
-    for i in range(size):
-        weights[i] *= np.exp(state[first + i])
-    expected = weights.sum()
-    weights /= expected
-    if rows > knots[-1]:
-        expected = interpolate(knots, isotonic_curve(state, covariance, first, first + size), rows) / np.exp(
-            state[0]
-        )
-    innovation = log_seconds - np.log(expected) - state[0]
-    gain_numerator = covariance[:, 0].copy()
-    for i in range(size):
-        gain_numerator += weights[i] * covariance[:, first + i]
-    variance = gain_numerator[0] + OBSERVATION_VARIANCE
-    for i in range(size):
-        variance += weights[i] * gain_numerator[first + i]
-    max_innovation = max(MAX_INNOVATION, 2.0 * np.sqrt(variance))
-    variance *= max(1.0, abs(innovation) / max_innovation)  # large innovations get less weight
-    for i in range(len(state)):
-        state[i] += gain_numerator[i] / variance * innovation
-        for j in range(len(state)):
-            covariance[i, j] -= gain_numerator[i] * gain_numerator[j] / variance
-
-
-@compiled
-def interpolate(knots: FloatArray, seconds: FloatArray, rows: float) -> float:
-    """Seconds of a forward pass: piecewise linear, extrapolated beyond the last knot."""
-    if rows <= knots[0]:
-        return float(seconds[0])
-    right = 1
-    while right < len(knots) - 1 and knots[right] < rows:
-        right += 1
-    slope = (seconds[right] - seconds[right - 1]) / (knots[right] - knots[right - 1])
-    return float(seconds[right] + (rows - knots[right]) * slope)

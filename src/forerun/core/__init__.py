@@ -11,8 +11,8 @@ Notation of the whole package:
 The acceptance tests use only +, -, *, min, max and comparisons. The same functions therefore run on float
 tensors in the engines and on rational numbers in `forerun audit exact`, which proves them lossless.
 
-Reading order: `acceptance` (one draft token), `draft_forest` (the drafts of a batch), `match_target`,
-`rejection_sampling`, `block_verification` and `lenient` (the four verifiers), `verify` (selects the verifier
-of each request), `logits_warper` and `target_distribution` (from logits to p), `noise` and `exponential_race`
-(sampling from the target), `theory` (expected speedups).
+Reading order: `acceptance` (one draft token), `draft_forest` (the drafts of a batch), `target_matching`,
+`rejection_sampling`, `block_verification` and `lenient_verification` (the four verifiers), `verify` (selects
+the verifier of each request), `logits_warper` and `target_distribution` (from logits to p), `noise` and
+`exponential_race` (sampling from the target), `theory` (expected speedups).
 """

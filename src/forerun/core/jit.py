@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numba
 from numba.core import event
+from numba.extending import is_jitted
+
+from forerun.core.kernel_stamp import KernelStamp
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+# The path of attributes from a dispatcher to the stamp by which numba validates its cache.
+NUMBA_PRIVATE_NAMES: Final[tuple[str, ...]] = ("_cache", "_cache_file", "_source_stamp")
+
+# The other private attributes of a dispatcher in use: its compile options.
+NUMBA_DISPATCHER_NAMES: Final[tuple[str, ...]] = ("targetoptions",)
 
 
 def compiled(function: Function) -> Function:
@@ -26,26 +33,38 @@ def compiled_with_fastmath(*flags: str) -> Callable[[Function], Function]:
 
 
 def _compile(function: Function, fastmath: bool | set[str]) -> Function:
-    """Compile, and cache the result on disk if the cache directory is writable.
-
-    A compiled loop embeds the loops and constants that it uses from other files. numba validates its cache by
-    the modification time of the function's own file; the stamp set here covers every file of this package.
-    """
+    """Compile, and cache the result on disk if the cache directory is writable."""
     options = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
         dispatcher = numba.njit(cache=True, **options)(function)
-        cache_file = dispatcher._cache._cache_file
-        cache_file._source_stamp = (cache_file._source_stamp, _stamp())
-    except (RuntimeError, AttributeError):  # no writable cache directory, or another cache layout
-        dispatcher = numba.njit(**options)(function)
+    except RuntimeError:  # numba found no writable cache directory
+        return cast("Function", numba.njit(**options)(function))
+    if is_jitted(dispatcher):  # NUMBA_DISABLE_JIT=1 returns the function itself
+        stamp_by_content(dispatcher)
     return cast("Function", dispatcher)
 
 
-@cache
-def _stamp() -> tuple[tuple[str, int, int], ...]:
-    """Name, size and modification time of every source file of this package."""
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+def stamp_by_content(dispatcher: Any) -> None:
+    """Validate the cached machine code of a kernel by everything that it depends on.
+
+    numba validates by the modification time of the kernel's own file, although machine code embeds functions
+    and constants of other files.
+    """
+    for name in NUMBA_DISPATCHER_NAMES:
+        _require(dispatcher, name)
+    owner = dispatcher
+    for name in NUMBA_PRIVATE_NAMES:
+        _require(owner, name)
+        owner, previous = getattr(owner, name), owner
+    setattr(previous, NUMBA_PRIVATE_NAMES[-1], KernelStamp(dispatcher.py_func, dispatcher.targetoptions))
+
+
+def _require(owner: Any, name: str) -> None:
+    if not hasattr(owner, name):
+        raise AttributeError(
+            f"numba {numba.__version__} has no {type(owner).__name__}.{name}, by which forerun detects "
+            "stale machine code in numba's cache; install a version of numba that pyproject.toml allows"
+        )
 
 
 @contextmanager

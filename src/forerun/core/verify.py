@@ -17,12 +17,12 @@ from forerun.config import VerifierName, current_verifier
 from forerun.core.batch_sampling import BatchSampling
 from forerun.core.block_verification import block_verify
 from forerun.core.draft_forest import Forest
-from forerun.core.lenient import lenient, lenient_greedy
+from forerun.core.lenient_verification import lenient, lenient_greedy
 from forerun.core.logits_processors import TokenHistory
-from forerun.core.match_target import match_target
 from forerun.core.noise import Stream, signed, uniforms
 from forerun.core.rejection_sampling import rejection_sample
 from forerun.core.target_distribution import PREFETCH_ROWS, TargetDistribution, TargetTokens, UnwarpedTarget
+from forerun.core.target_matching import match_target
 from forerun.core.tensors import torch
 from forerun.errors import InvalidDistribution, InvalidSampling
 from forerun.types import Draft, FloatArray, IntArray, SamplingParams, Verdict
@@ -109,6 +109,7 @@ def verify(
             for chains, rejection for trees).
 
     Raises:
+        ConfigurationError: `verifier` is none of these.
         InvalidDistribution: The number of rows does not match the drafts, or a row is NaN or has no mass.
         InvalidDraft: A draft breaks the contract of `Draft`.
         VocabularyMismatch: A q has another vocabulary size than the logits.

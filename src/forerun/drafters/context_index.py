@@ -19,17 +19,7 @@ import numpy as np
 
 from forerun.core.jit import compiled
 from forerun.drafters.context_hash import UInt64Array, extend_hash
-from forerun.drafters.matches import (
-    BREAK,
-    CONTINUATION,
-    COUNT,
-    MATCH_LENGTH,
-    MAX_MATCH,
-    OWN,
-    POSITION,
-    SOURCE,
-    Ints,
-)
+from forerun.drafters.matches import BREAK, MAX_MATCH, Ints
 from forerun.drafters.rebuildable import SEED, Rebuildable, make_hash_table
 from forerun.types import IntArray
 
@@ -37,13 +27,13 @@ NUM_LEVELS = MAX_MATCH.bit_length()
 NUM_FREQUENT = 16
 """Number of most frequent tokens kept as candidates for unseen contexts."""
 
-MAX_WALK = 32
-"""Maximum number of occurrences visited per level, most recent first."""
-
 NO_POSITION = -1
-_COUNT_ROW, _TEXT_ROW = NUM_LEVELS, NUM_LEVELS + 1
+_COUNT_ROW, TEXT_ROW = NUM_LEVELS, NUM_LEVELS + 1
 _NUM_ROWS = NUM_LEVELS + 2
-_LENGTH, _RUN_LENGTH, _USED, _SEED, _NUM_FREQUENT, _FREQUENT = 0, 1, 2, 3, 4, 5
+
+LENGTH, _RUN_LENGTH, USED_SLOTS, HASH_SEED, NUM_RANKED, FREQUENT = 0, 1, 2, 3, 4, 5
+"""Entries of `counters`: tokens, tokens since the last `BREAK`, used slots of the hash table, the hash seed,
+and the most frequent tokens: their number, then count and latest position of each."""
 
 # A slot of the hash table: 29 bits of the key, the level, and the position plus one.
 _POSITION_MASK, _KEY_MASK = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFF800000000)
@@ -67,7 +57,7 @@ class ContextIndex(Rebuildable):
     @property
     def text(self) -> Ints:
         """The indexed tokens, without a copy."""
-        return self.token_table[_TEXT_ROW, : self.counters[_LENGTH]]
+        return self.token_table[TEXT_ROW, : self.counters[LENGTH]]
 
     @property
     def capacity(self) -> int:
@@ -79,19 +69,14 @@ class ContextIndex(Rebuildable):
         """Slots of the hash table."""
         return len(self.hash_table)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the index in bytes."""
-        return self.token_table.nbytes + self.hash_table.nbytes + self.counters.nbytes
-
     def _append(self, tokens: Ints) -> int:
         return append_tokens(self.token_table, self.hash_table, self.counters, tokens)
 
     def _allocate(self, capacity: int, num_slots: int) -> None:
         self.token_table: Ints = np.zeros((_NUM_ROWS, capacity), dtype=np.int32)
         self.hash_table: UInt64Array = make_hash_table(max(num_slots, 2 * capacity))
-        self.counters: IntArray = np.zeros(_FREQUENT + 2 * NUM_FREQUENT, dtype=np.int64)
-        self.counters[_SEED] = SEED
+        self.counters: IntArray = np.zeros(FREQUENT + 2 * NUM_FREQUENT, dtype=np.int64)
+        self.counters[HASH_SEED] = SEED
 
 
 @compiled
@@ -99,11 +84,11 @@ def append_tokens(token_table: Ints, hash_table: UInt64Array, counters: IntArray
     """Append tokens until capacity runs out; returns how many were appended."""
     max_used = hash_table.size * 3 // 4 - 2 * NUM_LEVELS
     for i in range(tokens.size):
-        position = counters[_LENGTH]
-        if position == token_table.shape[1] or counters[_USED] > max_used:
+        position = counters[LENGTH]
+        if position == token_table.shape[1] or counters[USED_SLOTS] > max_used:
             return i
-        counters[_LENGTH] += 1
-        token_table[_TEXT_ROW, position] = tokens[i]
+        counters[LENGTH] += 1
+        token_table[TEXT_ROW, position] = tokens[i]
         for level in range(NUM_LEVELS):
             token_table[level, position] = NO_POSITION
         if tokens[i] == BREAK:
@@ -118,8 +103,8 @@ def append_tokens(token_table: Ints, hash_table: UInt64Array, counters: IntArray
 @compiled
 def _index_position(token_table: Ints, hash_table: UInt64Array, counters: IntArray, position: int) -> None:
     """Insert a position on every level up to the first where its context is new."""
-    text = token_table[_TEXT_ROW]
-    key, num_hashed = np.uint64(counters[_SEED]), 0
+    text = token_table[TEXT_ROW]
+    key, num_hashed = np.uint64(counters[HASH_SEED]), 0
     for level in range(NUM_LEVELS):
         if 1 << level > counters[_RUN_LENGTH]:
             return
@@ -137,7 +122,7 @@ def _index_position(token_table: Ints, hash_table: UInt64Array, counters: IntArr
 @compiled
 def _promote(text: Ints, hash_table: UInt64Array, counters: IntArray, previous: int, level: int) -> None:
     """Insert an earlier position one level higher, now that its context occurred twice."""
-    key = np.uint64(counters[_SEED])
+    key = np.uint64(counters[HASH_SEED])
     for i in range(1 << level):
         if i > previous or text[previous - i] == BREAK:
             return
@@ -161,7 +146,7 @@ def _insert(
                 return previous
         slot = (slot + _ONE) & mask
     hash_table[slot] = wanted | np.uint64(position + 1)
-    counters[_USED] += 1
+    counters[USED_SLOTS] += 1
     return NO_POSITION
 
 
@@ -175,7 +160,7 @@ def _same_context(text: Ints, previous: int, position: int, length: int) -> bool
 
 
 @compiled
-def _find_latest(text: Ints, hash_table: UInt64Array, key: np.uint64, level: int, tail: Ints) -> int:
+def find_latest(text: Ints, hash_table: UInt64Array, key: np.uint64, level: int, tail: Ints) -> int:
     """Latest position of a context given newest token first, or NO_POSITION."""
     mask = np.uint64(hash_table.size - 1)
     slot = key & mask
@@ -183,14 +168,14 @@ def _find_latest(text: Ints, hash_table: UInt64Array, key: np.uint64, level: int
     while hash_table[slot]:
         if (hash_table[slot] ^ wanted) & ~_POSITION_MASK == 0:
             previous = int(np.int64(hash_table[slot] & _POSITION_MASK)) - 1
-            if _match_length(text, previous, tail) >= 1 << level:
+            if match_length(text, previous, tail) >= 1 << level:
                 return previous
         slot = (slot + _ONE) & mask
     return NO_POSITION
 
 
 @compiled
-def _match_length(text: Ints, previous: int, tail: Ints) -> int:
+def match_length(text: Ints, previous: int, tail: Ints) -> int:
     """Number of tokens that the context of a position shares with a tail, newest first."""
     match = 0
     while match < MAX_MATCH and match <= previous and text[previous - match] == tail[match]:
@@ -205,8 +190,8 @@ def _count_token(token_table: Ints, counters: IntArray, position: int) -> None:
     count = 1 if last_position == NO_POSITION else token_table[_COUNT_ROW, last_position] + 1
     token_table[_COUNT_ROW, position] = count
     least_frequent = 0
-    num = counters[_NUM_FREQUENT]
-    frequent = counters[_FREQUENT:]
+    num = counters[NUM_RANKED]
+    frequent = counters[FREQUENT:]
     for i in range(num):
         if frequent[2 * i + 1] == last_position and last_position != NO_POSITION:
             frequent[2 * i], frequent[2 * i + 1] = count, position
@@ -218,111 +203,7 @@ def _count_token(token_table: Ints, counters: IntArray, position: int) -> None:
             least_frequent = i
     if num < NUM_FREQUENT:
         least_frequent = num
-        counters[_NUM_FREQUENT] += 1
+        counters[NUM_RANKED] += 1
     elif count < frequent[2 * least_frequent]:
         return
     frequent[2 * least_frequent], frequent[2 * least_frequent + 1] = count, position
-
-
-@compiled
-def append_and_look_up(
-    token_table: Ints,
-    hash_table: UInt64Array,
-    counters: IntArray,
-    tokens: Ints,
-    tail: Ints,
-    matches: Ints,
-    depth: int,
-    max_matches: int,
-) -> int:
-    """Append tokens and look up the current context in one call. Returns -1 without any change if capacity
-    may not suffice.
-    """
-    if counters[_LENGTH] + tokens.size > token_table.shape[1]:
-        return -1
-    if counters[_USED] + 2 * NUM_LEVELS * (tokens.size + 1) > hash_table.size * 3 // 4:
-        return -1
-    append_tokens(token_table, hash_table, counters, tokens)
-    return look_up_own(token_table, counters, tail, matches, depth, max_matches)
-
-
-@compiled
-def look_up_own(
-    token_table: Ints, counters: IntArray, tail: Ints, matches: Ints, depth: int, max_matches: int
-) -> int:
-    """Write matches of the text's own last context, then its most frequent tokens.
-
-    Also writes the last tokens, newest first, into `tail`, for lookups elsewhere. Returns the number of rows
-    written. A continuation that reaches the end of the text restarts at its own first token, as in text
-    that repeats itself.
-    """
-    text = token_table[_TEXT_ROW]
-    length = counters[_LENGTH]
-    for i in range(MAX_MATCH):
-        tail[i] = text[length - 1 - i] if i < length else BREAK - 1
-    if not length:
-        return 0
-    latest = np.empty(NUM_LEVELS, dtype=np.int32)
-    for level in range(NUM_LEVELS):
-        latest[level] = token_table[level, length - 1]
-    num = _collect_matches(token_table, latest, tail, matches[:max_matches])
-    frequent = counters[_FREQUENT:]
-    for i in range(counters[_NUM_FREQUENT]):
-        if frequent[2 * i] > 1 and num < matches.shape[0]:
-            matches[num, MATCH_LENGTH], matches[num, COUNT] = 0, frequent[2 * i]
-            matches[num, POSITION] = frequent[2 * i + 1] - 1
-            num += 1
-    for row in range(num):
-        matches[row, SOURCE] = OWN
-        start = cursor = int(matches[row, POSITION]) + 1
-        for i in range(depth):
-            matches[row, CONTINUATION + i] = text[cursor]
-            cursor = cursor + 1 if cursor + 1 < length else start
-    return num
-
-
-@compiled
-def look_up(
-    token_table: Ints, hash_table: UInt64Array, counters: IntArray, tail: Ints, matches: Ints, depth: int
-) -> int:
-    """Write matches of another text's context in this text; returns their number."""
-    text = token_table[_TEXT_ROW]
-    latest = np.full(NUM_LEVELS, NO_POSITION, dtype=np.int32)
-    key, num_hashed = np.uint64(counters[_SEED]), 0
-    for level in range(NUM_LEVELS):
-        while num_hashed < 1 << level:
-            key = extend_hash(key, tail[num_hashed])
-            num_hashed += 1
-        latest[level] = _find_latest(text, hash_table, key, level, tail)
-        if latest[level] == NO_POSITION:
-            break
-    num = _collect_matches(token_table, latest, tail, matches)
-    for row in range(num):
-        start = int(matches[row, POSITION]) + 1
-        ended = False
-        for i in range(depth):
-            ended = ended or start + i >= counters[_LENGTH] or text[start + i] == BREAK
-            matches[row, CONTINUATION + i] = BREAK if ended else text[start + i]
-    return num
-
-
-@compiled
-def _collect_matches(token_table: Ints, latest: Ints, tail: Ints, matches: Ints) -> int:
-    """Follow the linked lists from the highest level down, newest first, and write each match once.
-
-    A match longer than its level belongs to a higher level, and was written there if that level has any.
-    """
-    text = token_table[_TEXT_ROW]
-    num, found_longer = 0, False
-    for level in range(NUM_LEVELS - 1, -1, -1):
-        previous = latest[level]
-        for _ in range(MAX_WALK):
-            if previous == NO_POSITION or num == matches.shape[0]:
-                break
-            match = _match_length(text, previous, tail)
-            if match and not (found_longer and match >= 2 << level):
-                matches[num, MATCH_LENGTH], matches[num, COUNT], matches[num, POSITION] = match, 1, previous
-                num += 1
-            previous = token_table[level, previous]
-        found_longer = found_longer or latest[level] != NO_POSITION
-    return num

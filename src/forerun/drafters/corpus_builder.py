@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.core.jit import compiled
-from forerun.drafters.corpus import (
+from forerun.drafters.corpus import pack_header
+from forerun.drafters.corpus_lookup import (
     GUIDE_TOKENS,
     STRIDE,
     ByteArray,
     PositionArray,
     TokenArray,
-    pack_header,
     shared_context,
     token_at,
 )

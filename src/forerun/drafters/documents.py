@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forerun.drafters.corpus import fingerprint
 from forerun.drafters.matches import Ints
 from forerun.errors import ConfigurationError, InvalidCorpus, MissingExtra
+from forerun.json_records import numbered_lines
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,6 +28,7 @@ _CHUNK_CHARS = 1 << 16
 """Approximate number of characters per call of the tokenizer; chunks end at line ends."""
 
 _BATCH_SIZE = 32
+_MAX_NAMES = 10
 _VERSION_CONTROL = frozenset(["CVS", "_darcs"])
 """Version-control directories whose names have no leading dot."""
 
@@ -63,10 +65,10 @@ def find_text_files(paths: Iterable[Path]) -> TextFiles:
     return found
 
 
-def list_names(files: Sequence[Path], max_names: int = 10) -> str:
-    """File names for a message, at most `max_names` of them."""
-    more = f" and {len(files) - max_names} more" if len(files) > max_names else ""
-    return ", ".join(map(str, files[:max_names])) + more
+def list_names(files: Sequence[Path]) -> str:
+    """File names for a message, at most `_MAX_NAMES` of them."""
+    more = f" and {len(files) - _MAX_NAMES} more" if len(files) > _MAX_NAMES else ""
+    return ", ".join(map(str, files[:_MAX_NAMES])) + more
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -155,20 +157,6 @@ def _documents(file: Path) -> Iterator[str]:
             yield document
     if empty:
         raise InvalidCorpus(f"{file} is empty: every `text` is empty; omit it, or pass a file with text")
-
-
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Non-blank lines of a .jsonl file, numbered from 1. Only a line feed ends a line."""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield number, line
-
-
-def prompt_of(row: dict[str, Any]) -> Any:
-    """Prompt in a row of a prompt file: its `prompt`, the first of its `turns`, or its `text`."""
-    if "prompt" in row:
-        return row["prompt"]
-    return row["turns"][0] if "turns" in row else row["text"]
 
 
 def _chunks(text: str) -> Iterator[str]:

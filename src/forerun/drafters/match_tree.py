@@ -12,25 +12,13 @@ The constants in `vote_weight` were fitted on replayed transcripts (docs/lab-not
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.core.jit import compiled, inlined
-from forerun.drafters.matches import BREAK, CONTINUATION, COUNT, MATCH_LENGTH, NUM_SOURCES, OWN, SOURCE, Ints
-from forerun.types import ROOT, FloatArray, IntArray
-
-Evidence: TypeAlias = npt.NDArray[np.float32]
-
-EVIDENCE: Final = ("survival", "probability", "match", "count", "total", "sources", "source_acceptance")
-"""Columns of `Draft.evidence`, the same for every lookup drafter.
-
-The estimated survival of the node and its probability given its parent; the longest match behind it; the
-number of matches that agree with it, and the number at its parent; the sources of these matches (one bit
-each, in the order of `SOURCES`); and the highest acceptance rate of these sources for this request so far.
-"""
-SURVIVAL, PROBABILITY, MATCHED, AGREE, TOTAL, FROM, SOURCE_ACCEPTANCE = range(7)
+from forerun.drafters.matches import BREAK, CONTINUATION, COUNT, MATCH_LENGTH, OWN, SOURCE, Ints
+from forerun.types import ROOT, Float32Array, FloatArray, IntArray
 
 TOKENS, PARENTS = 0, 1
 """Rows of the tree under construction."""
@@ -38,11 +26,11 @@ TOKENS, PARENTS = 0, 1
 # Rows of `ints`: per match,
 _ORDER, _SPARE, _CHOICE = 0, 1, 2
 # per candidate below one node,
-_TOKEN, _SIZE, _SOURCES, _LONGEST, _END = 3, 4, 5, 6, 7
+_TOKEN, _SIZE, _END = 3, 4, 5
 # per node taken or in the frontier, and the nodes ranked by survival.
-_NODE_TOKEN, _PARENT, _DEPTH, _FIRST, _LAST, _MATCHED, _TOTAL, _FROM, _RANK = 8, 9, 10, 11, 12, 13, 14, 15, 16
-# Rows of `floats`: per candidate, per rank, per node.
-_VOTES, _SURVIVAL, _PROBABILITY = 0, 1, 2
+_NODE_TOKEN, _PARENT, _DEPTH, _FIRST, _LAST, _RANK = 6, 7, 8, 9, 10, 11
+# Rows of `floats`: per candidate, per rank.
+_VOTES, _SURVIVAL = 0, 1
 
 UNSEEN_VOTES: Final = 1.0
 UNSEEN_VOTES_PER_CANDIDATE: Final = 0.4
@@ -59,7 +47,7 @@ class Workspace:
 
     def __init__(self, width: int) -> None:
         self.ints = np.empty((_RANK + 1, width), dtype=np.int64)
-        self.floats = np.empty((_PROBABILITY + 1, width), dtype=np.float64)
+        self.floats = np.empty((_SURVIVAL + 1, width), dtype=np.float64)
 
     @property
     def width(self) -> int:
@@ -72,14 +60,13 @@ def grow_tree(
     matches: Ints,
     num: int,
     chain: bool,
-    source_acceptance: Evidence,
     nodes: IntArray,
-    evidence: Evidence,
+    survival: Float32Array,
     ints: IntArray,
     floats: FloatArray,
 ) -> int:
-    """Write tokens and parents of the most likely tree, up to the columns of `nodes`; returns the number of
-    nodes.
+    """Write tokens, parents and survival of the most likely tree, up to the columns of `nodes`; returns the
+    number of nodes.
 
     Nodes are taken in order of survival, so the first k of them are the best tree of k nodes. A chain keeps
     only the best child of each node. The ranking lists the nodes taken, then the frontier. It is as long as
@@ -94,7 +81,9 @@ def grow_tree(
             break
         node += 1
     for taken in range(node + 1):
-        _write(taken, source_acceptance, nodes, evidence, ints, floats)
+        at = ints[_RANK, taken]
+        nodes[TOKENS, taken], nodes[PARENTS, taken] = ints[_NODE_TOKEN, at], ints[_PARENT, at]
+        survival[taken] = floats[_SURVIVAL, taken]
     return node + 1
 
 
@@ -126,33 +115,9 @@ def _expand(
         probability = floats[_VOTES, c] / total
         at, filled = _rank_node(survival * probability, node + 1, filled, budget, ints, floats)
         if at >= 0:
-            floats[_PROBABILITY, at] = probability
-            ints[_PARENT, at], ints[_DEPTH, at], ints[_TOTAL, at] = node, level + 1, last - first
-            _make_node(c, at, ints)
+            ints[_NODE_TOKEN, at], ints[_PARENT, at], ints[_DEPTH, at] = ints[_TOKEN, c], node, level + 1
+            ints[_FIRST, at], ints[_LAST, at] = ints[_END, c] - ints[_SIZE, c], ints[_END, c]
     return filled
-
-
-@compiled
-def _write(
-    node: int,
-    source_acceptance: Evidence,
-    nodes: IntArray,
-    evidence: Evidence,
-    ints: IntArray,
-    floats: FloatArray,
-) -> None:
-    """Copy a node and its evidence out of the workspace."""
-    at = ints[_RANK, node]
-    nodes[TOKENS, node], nodes[PARENTS, node] = ints[_NODE_TOKEN, at], ints[_PARENT, at]
-    evidence[node, SURVIVAL], evidence[node, PROBABILITY] = floats[_SURVIVAL, node], floats[_PROBABILITY, at]
-    evidence[node, MATCHED], evidence[node, TOTAL] = ints[_MATCHED, at], ints[_TOTAL, at]
-    evidence[node, AGREE] = ints[_LAST, at] - ints[_FIRST, at]
-    evidence[node, FROM], evidence[node, SOURCE_ACCEPTANCE] = ints[_FROM, at], 0.0
-    for source in range(NUM_SOURCES):
-        if ints[_FROM, at] >> source & 1:
-            evidence[node, SOURCE_ACCEPTANCE] = max(
-                evidence[node, SOURCE_ACCEPTANCE], source_acceptance[source]
-            )
 
 
 @compiled
@@ -191,11 +156,9 @@ def _count_votes(
         while c < found and ints[_TOKEN, c] != token:
             c += 1
         if c == found:
-            ints[_TOKEN, c], ints[_SIZE, c], ints[_SOURCES, c], ints[_LONGEST, c] = token, 0, 0, match
-            floats[_VOTES, c] = 0.0
+            ints[_TOKEN, c], ints[_SIZE, c], floats[_VOTES, c] = token, 0, 0.0
             found += 1
         ints[_SIZE, c] += 1
-        ints[_SOURCES, c] |= source
         ints[_CHOICE, i] = c
         floats[_VOTES, c] += votes
         total += votes
@@ -252,14 +215,3 @@ def _rank_node(
         at -= 1
     ints[_RANK, at], floats[_SURVIVAL, at] = slot, survival
     return slot, filled
-
-
-@compiled
-def _make_node(c: int, at: int, ints: IntArray) -> None:
-    """Turn a candidate into a node."""
-    ints[_NODE_TOKEN, at], ints[_MATCHED, at], ints[_FROM, at] = (
-        ints[_TOKEN, c],
-        ints[_LONGEST, c],
-        ints[_SOURCES, c],
-    )
-    ints[_FIRST, at], ints[_LAST, at] = ints[_END, c] - ints[_SIZE, c], ints[_END, c]

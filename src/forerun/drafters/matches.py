@@ -24,8 +24,6 @@ CONTINUATION: Final = 4
 OWN: Final = 0
 SHARED: Final = 1
 CORPUS: Final = 2
-SOURCES: Final = ("own", "shared", "corpus")
-NUM_SOURCES: Final = len(SOURCES)
 
 BREAK: Final = -1
 """Separates two texts and marks the end of one; no token has this id."""

@@ -11,13 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from forerun.drafters.match_tree import EVIDENCE, SOURCE_ACCEPTANCE
 from forerun.drafters.ngram_counts import NgramCounts, predict
 from forerun.errors import ConfigurationError
 from forerun.types import Draft, Proposal, RequestView, Verdict
 
 NAME: Final = "ngram"
-_PRIOR: Final = (0.5, 2.0)
 
 
 class NgramDrafter:
@@ -58,11 +56,7 @@ class NgramDrafter:
         ]
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:  # noqa: A002
-        """Update the acceptance rate of the first draft token."""
-        request = self._requests.get(id)
-        if request is not None and len(draft):
-            request.num_trials = min(request.num_trials + 1, 20)
-            request.acceptance += (bool(verdict.accepted) - request.acceptance) / request.num_trials
+        """Nothing to learn: the accepted tokens are counted in the next `propose`."""
 
     def forget(self, id: str) -> None:  # noqa: A002
         """Drop a request."""
@@ -85,10 +79,9 @@ class NgramDrafter:
         """The most frequent continuation, repeatedly."""
         counts = request.counts
         tokens = np.empty(budget, dtype=np.int64)
-        evidence = np.empty((budget, len(EVIDENCE)), dtype=np.float32)
-        evidence[:, SOURCE_ACCEPTANCE] = request.acceptance
-        num = predict(counts.tokens, counts.keys, counts.cells, counts.counters, self.order, tokens, evidence)
-        return Draft.chain(tokens[:num], source=NAME, evidence=evidence[:num])
+        survival = np.empty(budget, dtype=np.float32)
+        num = predict(counts.tokens, counts.keys, counts.cells, counts.counters, self.order, tokens, survival)
+        return Draft.chain(tokens[:num], source=NAME, survival=survival[:num])
 
     def _sample(self, request: _NgramState, budget: int) -> Draft:
         """Continuations sampled in proportion to their counts.
@@ -119,11 +112,10 @@ class NgramDrafter:
 
 
 class _NgramState:
-    """State of a request: its counts and their acceptance rate."""
+    """State of a request: its counts, and the number of tokens counted."""
 
-    __slots__ = ("acceptance", "counts", "known", "num_trials")
+    __slots__ = ("counts", "known")
 
     def __init__(self, counts: NgramCounts) -> None:
         self.counts = counts
         self.known = 0
-        self.acceptance, self.num_trials = _PRIOR

@@ -12,21 +12,10 @@ import numpy as np
 
 from forerun.core.jit import compiled
 from forerun.drafters.context_hash import UInt64Array, extend_hash
-from forerun.drafters.match_tree import (
-    AGREE,
-    FROM,
-    MATCHED,
-    PROBABILITY,
-    SURVIVAL,
-    TOTAL,
-    UNSEEN_VOTES,
-    UNSEEN_VOTES_PER_CANDIDATE,
-    Evidence,
-    vote_weight,
-)
+from forerun.drafters.match_tree import UNSEEN_VOTES, UNSEEN_VOTES_PER_CANDIDATE, vote_weight
 from forerun.drafters.matches import Ints
 from forerun.drafters.rebuildable import SEED, Rebuildable, make_hash_table
-from forerun.types import IntArray
+from forerun.types import Float32Array, IntArray
 
 MAX_CANDIDATES = 256
 """Maximum number of continuations of one context to sample from."""
@@ -63,11 +52,6 @@ class NgramCounts(Rebuildable):
     def num_slots(self) -> int:
         """Number of cells."""
         return len(self.keys)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the tables in bytes."""
-        return self.tokens.nbytes + self.keys.nbytes + self.cells.nbytes + self.counters.nbytes
 
     def _append(self, tokens: Ints) -> int:
         return append_tokens(self.tokens, self.keys, self.cells, self.counters, tokens, self.order)
@@ -169,9 +153,10 @@ def predict(
     counters: IntArray,
     order: int,
     tokens: IntArray,
-    evidence: Evidence,
+    survival: Float32Array,
 ) -> int:
-    """Write the most frequent continuation of the longest known context, then the next, and so on.
+    """Write the most frequent continuation of the longest known context, then the next, and so on, with
+    their survival.
 
     Returns the number of draft tokens, at most the length of `tokens`.
     """
@@ -179,7 +164,7 @@ def predict(
     tail = np.empty(order, dtype=np.int32)
     for i in range(num):
         tail[i] = text[counters[_LENGTH] - 1 - i]
-    survival = 1.0
+    path_probability = 1.0
     for row in range(tokens.size):
         length, cell = _longest_context(keys, counters, tail, num)
         if not length:
@@ -187,11 +172,8 @@ def predict(
         tokens[row] = cells[cell, _BEST]
         votes = vote_weight(length, length, 1, 0, False)
         count, total = cells[cell, _BEST_COUNT], cells[cell, _TOTAL]
-        probability = votes * count / (UNSEEN_VOTES + UNSEEN_VOTES_PER_CANDIDATE + votes * total)
-        survival *= probability
-        evidence[row, SURVIVAL], evidence[row, PROBABILITY] = survival, probability
-        evidence[row, MATCHED], evidence[row, AGREE], evidence[row, TOTAL] = length, count, total
-        evidence[row, FROM] = 1
+        path_probability *= votes * count / (UNSEEN_VOTES + UNSEEN_VOTES_PER_CANDIDATE + votes * total)
+        survival[row] = path_probability
         for i in range(order - 1, 0, -1):
             tail[i] = tail[i - 1]
         tail[0] = tokens[row]

@@ -36,11 +36,11 @@ def make_drafters(
     }
 
 
-def make_drafter(config: SpeculationConfig, *, chain: bool = False, vocabulary: str | None = None) -> Drafter:
+def make_drafter(config: SpeculationConfig, *, chain: bool = False) -> Drafter:
     """Create the first drafter, for callers that use only one."""
     if len(config.drafters) > 1:
         raise ConfigurationError(f"expected one drafter; got {', '.join(config.drafters)}")
-    drafters = make_drafters(config, chain=chain, vocabulary=vocabulary)
+    drafters = make_drafters(config, chain=chain)
     if not drafters:
         raise ConfigurationError(
             f"{', '.join(config.names)} runs only inside an engine; choose suffix or ngram"

@@ -13,20 +13,14 @@ from typing import Final
 
 import numpy as np
 
-from forerun.core.jit import compiled
-from forerun.drafters.context_index import (
-    NUM_FREQUENT,
-    ContextIndex,
-    append_and_look_up,
-    look_up,
-    look_up_own,
-)
+from forerun.drafters.context_index import NUM_FREQUENT, ContextIndex
+from forerun.drafters.context_lookup import append_and_look_up, look_up, look_up_own
 from forerun.drafters.corpus import Corpus
-from forerun.drafters.match_tree import EVIDENCE, FROM, PARENTS, TOKENS, Evidence, Workspace, grow_tree
-from forerun.drafters.matches import CONTINUATION, MAX_MATCH, NUM_SOURCES, SHARED, SOURCE, Ints
+from forerun.drafters.match_tree import PARENTS, TOKENS, Workspace, grow_tree
+from forerun.drafters.matches import CONTINUATION, MAX_MATCH, SHARED, SOURCE, Ints
 from forerun.drafters.output_store import OutputStore
 from forerun.errors import ConfigurationError
-from forerun.types import ROOT, BoolArray, Draft, IntArray, RequestView, Verdict
+from forerun.types import BoolArray, Draft, RequestView, Verdict
 
 NAME: Final = "suffix"
 MAX_DEPTH: Final = 64
@@ -83,20 +77,11 @@ class SuffixDrafter:
             ]
 
     def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:  # noqa: A002
-        """Update the acceptance rate of the sources, and keep the new tokens in case `propose` is not called
-        again.
-        """
+        """Keep the new tokens for the store, in case `propose` is not called again."""
         with self._lock:
             request = self._requests.get(id)
-            if request is None:
-                return
-            if self.store is not None:
+            if request is not None and self.store is not None:
                 request.pending += verdict.tokens(draft)
-            if NAME in draft.source and draft.evidence is not None:
-                accepted = verdict.accepted[0] if verdict.accepted else ROOT
-                update_source_acceptance(
-                    draft.parents, draft.evidence, accepted, request.acceptance, request.num_trials
-                )
 
     def forget(self, id: str) -> None:  # noqa: A002
         """Drop a request; with `share_outputs` its output is stored for later requests with the same salt."""
@@ -127,15 +112,13 @@ class SuffixDrafter:
         request = self._request_of(view)
         num = self._look_up(request, view, min(budget, MAX_DEPTH))
         nodes = np.empty((2, budget), dtype=np.int64)
-        evidence = np.empty((budget, len(EVIDENCE)), dtype=np.float32)
+        survival = np.empty(budget, dtype=np.float32)
         work = self._work
-        num = grow_tree(
-            self._matches, num, self.chain, request.acceptance, nodes, evidence, work.ints, work.floats
-        )
+        num = grow_tree(self._matches, num, self.chain, nodes, survival, work.ints, work.floats)
         if num < budget:
-            nodes, evidence = nodes[:, :num], evidence[:num]
+            nodes, survival = nodes[:, :num], survival[:num]
         sampled, source = _chosen_nodes(num)
-        return Draft(nodes[TOKENS], nodes[PARENTS], sampled, source=source, evidence=evidence)
+        return Draft(nodes[TOKENS], nodes[PARENTS], sampled, source=source, survival=survival)
 
     def _look_up(self, request: _SuffixState, view: RequestView, depth: int) -> int:
         """Index new tokens, collect matches from every source, and return their number."""
@@ -169,9 +152,9 @@ def _chosen_nodes(num: int) -> tuple[BoolArray, tuple[str, ...]]:
 
 
 class _SuffixState:
-    """State of a request: its indexed text, and the acceptance rate of each source."""
+    """State of a request: its indexed text, and the tokens that are not indexed yet."""
 
-    __slots__ = ("acceptance", "index", "known", "num_prompt", "num_trials", "pending", "salt")
+    __slots__ = ("index", "known", "num_prompt", "pending", "salt")
 
     def __init__(self, view: RequestView, max_tokens: int) -> None:
         self.salt = view.salt
@@ -179,8 +162,6 @@ class _SuffixState:
         self.known = 0
         self.pending: list[int] = []
         self.index = ContextIndex(capacity=len(view.tokens) * 5 // 4 + 256, max_tokens=max_tokens)
-        self.acceptance = np.full(NUM_SOURCES, 0.5, dtype=np.float32)
-        self.num_trials = np.full(NUM_SOURCES, 2.0, dtype=np.float32)
 
     def unread(self, view: RequestView) -> Ints:
         """Tokens since the last call, copied: compiled functions accept only one array type."""
@@ -194,21 +175,3 @@ class _SuffixState:
         num = min(self.known - self.num_prompt, len(self.index))
         output = self.index.text[len(self.index) - num :]
         return np.concatenate([output, np.asarray(self.pending, dtype=np.int32)])
-
-
-@compiled
-def update_source_acceptance(
-    parents: IntArray, evidence: Evidence, accepted: int, acceptance: Evidence, num_trials: Evidence
-) -> None:
-    """Update the acceptance rate of every source that proposed the next token."""
-    if evidence.shape[0] != parents.size or evidence.shape[1] <= FROM or accepted >= parents.size:
-        return
-    proposed = 0
-    for node in range(parents.size):
-        if parents[node] == ROOT:
-            proposed |= int(evidence[node, FROM])
-    correct = int(evidence[accepted, FROM]) if accepted != ROOT else 0
-    for source in range(acceptance.size):
-        if proposed >> source & 1:
-            num_trials[source] = min(num_trials[source] + 1.0, 20.0)
-            acceptance[source] += ((correct >> source & 1) - acceptance[source]) / num_trials[source]

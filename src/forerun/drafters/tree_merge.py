@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
 
-from forerun.drafters.match_tree import SURVIVAL
-from forerun.types import ROOT, Draft, Tokens, Verdict
+from forerun.types import ROOT, Draft, FloatArray, Tokens, Verdict
 
 SOURCE_SEPARATOR: Final = "+"
 """Joins the names of drafters that proposed the same token."""
+
+
+@cache
+def sources_of(source: str) -> tuple[str, ...]:
+    """The names of the drafters that proposed a token."""
+    return tuple(source.split(SOURCE_SEPARATOR))
 
 
 def merge(drafts: Sequence[Draft]) -> Draft:
@@ -51,7 +57,7 @@ class _Tree:
         Survival is capped by that of the parent, whatever the drafter states. Sampled parents impose no cap.
         """
         nodes_here: list[int] = []
-        survivals = [0.0] * len(draft) if draft.evidence is None else draft.evidence[:, SURVIVAL].tolist()
+        survivals = [0.0] * len(draft) if draft.survival is None else draft.survival.tolist()
         nodes = zip(draft.tokens.tolist(), draft.parents.tolist(), draft.source, survivals, strict=True)
         for token, parent, source, survival in nodes:
             parent_node = ROOT if parent == ROOT else nodes_here[parent]
@@ -59,7 +65,7 @@ class _Tree:
             if node is None:
                 node = self._append(token, parent_node, source)
                 self._children.setdefault((parent_node, token), node)
-            elif source not in self._sources[node].split(SOURCE_SEPARATOR):
+            elif source not in sources_of(self._sources[node]):
                 self._sources[node] += SOURCE_SEPARATOR + source
             max_survival = (
                 1.0 if parent_node == ROOT or parent_node < self._num_sampled else self._survival[parent_node]
@@ -93,14 +99,59 @@ class _Tree:
             sampled=sampled,
             q={} if sampled_draft is None else sampled_draft.q,
             source=tuple(self._sources[node] for node in order.tolist()),
-            evidence=survival[order, None],
+            survival=survival[order],
         )
+
+
+def best_path(draft: Draft, survival: FloatArray) -> Draft:
+    """The path of a tree that emits most tokens in expectation: the largest sum of survivals from the root.
+
+    Of equal paths the first one is taken. The tree has no sampled nodes.
+    """
+    totals: list[float] = []
+    for parent, value in zip(draft.parents.tolist(), survival.tolist(), strict=True):
+        totals.append(value + (0.0 if parent == ROOT else totals[parent]))
+    kept = np.zeros(len(draft), dtype=bool)
+    kept[draft.path(int(np.argmax(totals)))] = True
+    return draft.select(kept)
+
+
+def verified_part(draft: Draft, verified: Draft) -> Draft:
+    """The nodes of one drafter's draft that the verified draft contains.
+
+    Sampled nodes are verified all or, where the engine preferred another draft, not at all.
+    """
+    if draft.sampled.any():
+        return draft if verified.sampled.any() else Draft.chain([])
+    if draft.is_chain and verified.is_chain:
+        return draft.truncate(_common_prefix(draft.tokens.tolist(), verified.tokens.tolist()))
+    nodes = {
+        each: node
+        for node, each in enumerate(zip(verified.parents.tolist(), verified.tokens.tolist(), strict=True))
+    }
+    found: list[int | None] = []
+    for parent, token in zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True):
+        above = ROOT if parent == ROOT else found[parent]
+        found.append(None if above is None else nodes.get((above, token)))
+    return draft.select(np.array([node is not None for node in found], dtype=bool))
 
 
 def verdict_for(draft: Draft, output: Tokens) -> Verdict:
     """Verdict on a draft given the tokens emitted in the step; the last of them is the target's own."""
-    accepted = descend(draft.parents.tolist(), draft.tokens.tolist(), output[: len(output) - 1])
+    drafted = output[: len(output) - 1]
+    if draft.is_chain:
+        num_accepted = _common_prefix(draft.tokens.tolist(), list(drafted))
+        return Verdict(tuple(range(num_accepted)), int(output[num_accepted]))
+    accepted = descend(draft.parents.tolist(), draft.tokens.tolist(), drafted)
     return Verdict(tuple(accepted), int(output[len(accepted)]))
+
+
+def _common_prefix(one: list[int], other: list[int]) -> int:
+    """The number of leading tokens that two lists share."""
+    num = min(len(one), len(other))
+    if one[:num] == other[:num]:  # the most frequent case, compared without a loop
+        return num
+    return next(index for index in range(num) if one[index] != other[index])
 
 
 def descend(parents: Sequence[int], tokens: Sequence[int], output: Iterable[int]) -> list[int]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+import numpy as np
 
 from forerun.errors import InvalidDraft
 from forerun.types import Draft, Drafter, RequestView, Verdict
@@ -35,17 +38,45 @@ class DrafterCounters(Protocol):
         """Count an error of a drafter."""
 
 
+class DrafterTotals:
+    """Time and errors by drafter, for engines that export no metrics."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.errors: Counter[str] = Counter()
+
+    def add_seconds(self, drafter: str, seconds: float) -> None:
+        """Add the duration of a drafter's call."""
+        self.seconds[drafter] += seconds
+
+    def add_error(self, drafter: str) -> None:
+        """Count an error of a drafter."""
+        self.errors[drafter] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFormat:
+    """The drafts that an engine verifies.
+
+    With `trees` it verifies trees, otherwise chains. With `q` it verifies sampled draft tokens against their
+    distribution; otherwise they are treated as chosen, which `match_target` verifies losslessly.
+    """
+
+    vocab_size: int
+    trees: bool = True
+    q: bool = True
+
+
 class GuardedDrafter:
-    """Guards one drafter. The engine verifies chains, and trees if `trees` is set."""
+    """Guards one drafter; invalid drafts, and drafts that the engine cannot verify, become empty ones."""
 
     def __init__(
         self,
         name: str,
         drafter: Drafter,
         counters: DrafterCounters,
-        vocab_size: int,
+        draft_format: DraftFormat,
         *,
-        trees: bool = False,
         max_seconds: float = MAX_PROPOSE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         logger: logging.Logger | None = None,
@@ -53,16 +84,17 @@ class GuardedDrafter:
         self.name = name
         self.drafter = drafter
         self.counters = counters
-        self.vocab_size = vocab_size
-        self.trees = trees
+        self.draft_format = draft_format
         self.max_seconds = max_seconds
         self.clock = clock
         self.logger = logger or logging.getLogger("forerun")
+        self.last_seconds = 0.0
         self._suspended_until = -1.0
         self._logged = False
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         """One draft per view, of at most its budget; empty where the drafter fails or is suspended."""
+        self.last_seconds = 0.0
         began = self.clock()
         if began < self._suspended_until or not views:
             return [EMPTY_DRAFT] * len(views)
@@ -98,20 +130,22 @@ class GuardedDrafter:
         try:
             if not len(draft):
                 return EMPTY_DRAFT
-            draft.check(self.vocab_size)
-            if len(draft.source) != len(draft) or "" in draft.source:
-                draft = replace(draft, source=(self.name,) * len(draft))
-            _check_evidence(draft)
+            draft.check(self.draft_format.vocab_size)
+            registered = (self.name,) * len(draft)  # metrics and verdicts are by this name
+            if draft.source != registered:
+                draft = replace(draft, source=registered)
+            _check_survival(draft)
             if len(draft) > max(budget, 0):
                 raise InvalidDraft(f"got {len(draft)} draft tokens; the budget is {budget}")
-            if not self.trees and not draft.is_chain:
+            if not self.draft_format.trees and not draft.is_chain:
                 raise InvalidDraft("got a tree; this engine verifies chains")
         except Exception:
             self._record_error("propose() returned an invalid draft")
             return EMPTY_DRAFT
-        return draft
+        return draft if self.draft_format.q or not draft.q else _as_chosen(draft)
 
     def _record_time(self, seconds: float) -> None:
+        self.last_seconds = seconds
         self.counters.add_seconds(self.name, seconds)
         if seconds > self.max_seconds:
             self._suspended_until = self.clock() + SUSPENSION_FACTOR * seconds
@@ -135,12 +169,19 @@ class GuardedDrafter:
             )
 
 
-def _check_evidence(draft: Draft) -> None:
-    """Raise unless the evidence is one row of numbers per draft token, with a finite survival."""
-    evidence = draft.evidence
-    if evidence is None:
+def _as_chosen(draft: Draft) -> Draft:
+    """The draft without its q, as chosen tokens."""
+    return replace(draft, sampled=np.zeros(len(draft), dtype=bool), q={})
+
+
+def _check_survival(draft: Draft) -> None:
+    """Raise unless every draft token has a finite survival, or none has one."""
+    survival = draft.survival
+    if survival is None:
         return
-    if evidence.ndim != 2 or len(evidence) != len(draft) or not evidence.shape[1]:
-        raise InvalidDraft(f"got evidence of shape {evidence.shape}; expected {len(draft)} rows")
-    if not math.isfinite(sum(evidence[:, 0].tolist())):
+    if survival.shape != (len(draft),):
+        raise InvalidDraft(
+            f"got survival of shape {survival.shape}; expected ({len(draft)},), one estimate per draft token"
+        )
+    if not math.isfinite(sum(survival.tolist())):
         raise InvalidDraft("the estimated survival of a draft token is NaN or infinite")

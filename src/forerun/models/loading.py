@@ -23,6 +23,16 @@ def resolve_device(name: str | None) -> torch.device:
     return torch.device(name)
 
 
+def resolve_dtype(given: str | torch.dtype | None) -> torch.dtype | None:
+    """A dtype by its name; None stands for the dtype of the checkpoint."""
+    if given is None or isinstance(given, torch.dtype):
+        return given
+    dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(given, given), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigurationError(f"unknown dtype {given!r}; expected bfloat16, float16 or float32")
+    return dtype
+
+
 def load_model(
     model: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Any:

@@ -9,44 +9,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import DynamicCache
+import transformers
 
 from forerun.errors import ConfigurationError, InvalidRequest, UnsupportedModel
 from forerun.models.attention import ATTENTION_NAME, Segment, make_blocks
-from forerun.models.kv_cache import CacheShape, SlottedCache
-from forerun.types import BoolArray, IntArray
-
-COMMITTED: Final = -1
-"""The parent of a row that directly follows the committed ones."""
+from forerun.models.input_rows import NO_ROWS, InputRows, extend_visibility, logit_rows, visibility
+from forerun.models.kv_cache import SlottedCache
+from forerun.models.probe import ModelProbe
+from forerun.types import BoolArray
 
 _MIN_LENGTH: Final = 8
-
-_PROBE: Final = (3, 4, 5, 4, 3)
-_TREE: Final = (4, 2, 5, 3, 4)
-_PARENTS: Final[IntArray] = np.array([COMMITTED, COMMITTED, 0, 1, 2])
-_PATH: Final = (0, 2, 4)
-"""Every model is probed with these tokens (see `_probe_tokens`). All but the first and the last are computed
-again as a path of a tree."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InputRows:
-    """Tokens to compute behind a sequence.
-
-    `parents` are uncommitted rows of the slot, including these ones, or `COMMITTED`. Without parents the
-    tokens are a chain behind the last row. The forward pass returns logits of the last `num_logits` tokens.
-    """
-
-    slot: int
-    tokens: Sequence[int] | IntArray
-    parents: IntArray | None = None
-    num_logits: int = 1
 
 
 class Runner:
@@ -69,15 +46,14 @@ class Runner:
             )
             raise ConfigurationError(f"{name} is {self.max_length} tokens; it must be at least {_MIN_LENGTH}")
         self.num_forward_passes, self.seconds = 0, 0.0
-        expected, shape = _probe_model(model, _probe_tokens(_PROBE, self.vocab_size))
-        self.cache = SlottedCache(shape, num_slots, self.max_length, model.dtype, model.device)
+        probe = ModelProbe(model, self.vocab_size)
+        self.cache = SlottedCache(probe.cache_shape, num_slots, self.max_length, model.dtype, model.device)
         self._visible: dict[int, BoolArray] = {}
-        self._fault = ""
-        self._batched = self._try_batched(expected)
-        if not self._batched and not self._agrees(expected):
+        self._batched = self._try_batched(probe)
+        if not self._batched and not probe.agrees(self):
             raise UnsupportedModel(
                 f"{type(model).__name__} computes different logits when its rows are a tree: its attention"
-                f" ignores 4-D masks or position ids; the local engine cannot run it{self._fault}"
+                f" ignores 4-D masks or position ids; the local engine cannot run it{probe.fault}"
             )
         self.num_forward_passes, self.seconds = 0, 0.0
 
@@ -88,7 +64,7 @@ class Runner:
     def allocate(self) -> int:
         """Allocate an empty slot."""
         slot = self.cache.allocate()
-        self._visible[slot] = _NO_ROWS
+        self._visible[slot] = NO_ROWS
         return slot
 
     def free(self, slot: int) -> None:
@@ -113,21 +89,26 @@ class Runner:
         ]
         for slot, path in paths.items():
             self.cache.lengths[slot] += len(path)
-            self._visible[slot] = _NO_ROWS
+            self._visible[slot] = NO_ROWS
         if moves:
             self.cache.move(*np.array(moves, dtype=np.int64).T)
 
     def truncate(self, slot: int, length: int) -> None:
         """Roll a slot back to at most `length` committed rows."""
         self.cache.lengths[slot] = min(length, self.length(slot))
-        self._visible[slot] = _NO_ROWS
+        self._visible[slot] = NO_ROWS
 
     @property
     def description(self) -> str:
-        """The facts that the duration of a forward pass depends on: model, size, dtype, device, threads."""
+        """Everything that the duration of a forward pass depends on, except the machine: model, size, dtype,
+        device, threads, and the versions of torch and transformers.
+        """
         model = self.model
         size = sum(weight.numel() for weight in model.parameters())
-        return f"{type(model).__name__} {size} {model.dtype} {model.device} {torch.get_num_threads()}"
+        return (
+            f"{type(model).__name__} {size} {model.dtype} {model.device} {torch.get_num_threads()}"
+            f" torch {torch.__version__} transformers {transformers.__version__}"
+        )
 
     def time_forward(self, num_rows: int) -> float:
         """Seconds of a forward pass over `num_rows` rows with all logits; needs a free slot."""
@@ -157,7 +138,7 @@ class Runner:
         )
         if not self._batched:
             self.cache.set_view(*blocks[0].slots, blocks[0].length)
-        logit_rows = _logit_rows(inputs)
+        wanted = logit_rows(inputs)
         began = time.perf_counter()
         with self.cache.writing_to(slots, cache_rows):
             out = self.model(
@@ -166,19 +147,19 @@ class Runner:
                 attention_mask=blocks[0].mask,
                 past_key_values=self.cache,
                 use_cache=True,
-                logits_to_keep=torch.from_numpy(logit_rows).to(self.model.device) if len(logit_rows) else 1,
+                logits_to_keep=torch.from_numpy(wanted).to(self.model.device) if len(wanted) else 1,
                 **({"blocks": blocks} if self._batched else {}),
             )
         self.num_forward_passes += 1
         self.seconds += time.perf_counter() - began
         for segment in segments:
-            self._visible[segment.slot] = _extend_visibility(self._visible[segment.slot], segment.visible)
-        logits: torch.Tensor = out.logits[0, : len(logit_rows)]
+            self._visible[segment.slot] = extend_visibility(self._visible[segment.slot], segment.visible)
+        logits: torch.Tensor = out.logits[0, : len(wanted)]
         return logits
 
     def _segment(self, rows: InputRows) -> Segment:
         """The rows of a slot with their visibility."""
-        segment = Segment(rows.slot, self.length(rows.slot), _visibility(self._visible[rows.slot], rows))
+        segment = Segment(rows.slot, self.length(rows.slot), visibility(self._visible[rows.slot], rows))
         if segment.num_visible > self.max_length:
             raise InvalidRequest(
                 f"got a sequence of {segment.num_visible} tokens; slots hold {self.max_length}"
@@ -189,42 +170,17 @@ class Runner:
         """One tensor [1, rows] of all inputs."""
         return torch.from_numpy(np.concatenate(numbers).astype(np.int64))[None].to(self.model.device)
 
-    def _try_batched(self, expected: torch.Tensor) -> bool:
+    def _try_batched(self, probe: ModelProbe) -> bool:
         """Set forerun's attention if the model supports it and its logits stay the same."""
         own = self.model.config._attn_implementation
         if getattr(self.model, "_supports_attention_backend", False):
             self._batched = True
             self.model.set_attn_implementation(ATTENTION_NAME)
-            if self._agrees(expected):
+            if probe.agrees(self):
                 return True
         self._batched = False
         self.model.set_attn_implementation(own if own in {"eager", "sdpa"} else "sdpa")
         return False
-
-    def _agrees(self, expected: torch.Tensor) -> bool:
-        """Whether the probe as a tree, beside another sequence, has the expected logits up to rounding."""
-        probe, tree = (_probe_tokens(eighths, self.vocab_size) for eighths in (_PROBE, _TREE))
-        slot, *others = [self.allocate() for _ in range(min(2, self.cache.num_slots))]
-        try:
-            self.forward([InputRows(slot, probe[:1]), *(InputRows(other, probe[3:]) for other in others)])
-            self.commit({slot: [0]})
-            rows = InputRows(slot, tree, _PARENTS, num_logits=len(tree))
-            tree_logits = self.forward(
-                [*(InputRows(other, probe[:1], num_logits=0) for other in others), rows]
-            )
-            self.commit({slot: _PATH})
-            logits = torch.cat([tree_logits[list(_PATH)], self.forward([InputRows(slot, probe[-1:])])])
-        except Exception as error:  # a model may raise anything on unknown arguments
-            self._fault = f": {error}"
-            return False
-        finally:
-            for each in (slot, *others):
-                self.free(each)
-        tolerance = 1e-3 if self.model.dtype in {torch.float32, torch.float64} else 0.1
-        return bool((logits - expected[1:]).abs().max() <= tolerance * expected.abs().max())
-
-
-_NO_ROWS: Final[BoolArray] = np.zeros((0, 0), dtype=bool)
 
 
 def max_context_length(model: Any) -> int:
@@ -241,68 +197,3 @@ def max_context_length(model: Any) -> int:
             or getattr(config, "original_max_position_embeddings", None)
         )
     return min((bound for bound in bounds if bound), default=2**31)
-
-
-def _probe_tokens(eighths: Sequence[int], vocab_size: int) -> list[int]:
-    """Tokens at these eighths of the vocabulary, where ordinary text tokens are.
-
-    The first tokens of a vocabulary are special ones; in low precision, logits after them depend on the last
-    bit.
-    """
-    return [vocab_size * each // 8 for each in eighths]
-
-
-@torch.inference_mode()
-def _probe_model(model: Any, probe: Sequence[int]) -> tuple[torch.Tensor, CacheShape]:
-    """The logits of an ordinary forward pass over the probe, and the shape of the model's cache."""
-    cache = DynamicCache()
-    out = model(torch.tensor([probe], device=model.device), past_key_values=cache, use_cache=True)
-    shapes = {_layer_shape(layer) for layer in cache.layers}
-    if len(shapes) != 1 or () in shapes:
-        raise UnsupportedModel(
-            f"{type(model).__name__} does not cache keys and values of one shape in every layer;"
-            " the local engine runs decoders with ordinary attention"
-        )
-    ((num_heads, key_size, _, value_size),) = shapes
-    return out.logits[0], CacheShape(len(cache.layers), num_heads, key_size, value_size)
-
-
-def _layer_shape(layer: Any) -> tuple[int, ...]:
-    """Heads and sizes of a layer's keys and values; empty if it caches something else."""
-    if getattr(layer, "keys", None) is None:
-        return ()
-    return (*(layer.keys.shape[i] for i in (1, 3)), *(layer.values.shape[i] for i in (1, 3)))
-
-
-def _visibility(above: BoolArray, rows: InputRows) -> BoolArray:
-    """[rows, uncommitted rows of the slot]: the ancestors of each row, including itself."""
-    before, num = len(above), len(rows.tokens)
-    if rows.parents is None and not before:
-        return np.tri(num, dtype=bool)
-    parents = np.arange(before - 1, before - 1 + num) if rows.parents is None else rows.parents
-    visible = np.zeros((num, before + num), dtype=bool)
-    for row, parent in enumerate(parents.tolist()):
-        if parent >= before:
-            visible[row] = visible[parent - before]
-        elif parent != COMMITTED:
-            visible[row, :before] = above[parent]
-        visible[row, before + row] = True
-    return visible
-
-
-def _extend_visibility(above: BoolArray, visible: BoolArray) -> BoolArray:
-    """The ancestors of all uncommitted rows of a slot, including those of this forward pass."""
-    if not len(above):
-        return visible
-    square = np.zeros((visible.shape[1],) * 2, dtype=bool)
-    square[: len(above), : len(above)] = above
-    square[len(above) :] = visible
-    return square
-
-
-def _logit_rows(inputs: Sequence[InputRows]) -> IntArray:
-    """The rows of a forward pass whose logits are requested."""
-    ends = np.cumsum([len(rows.tokens) for rows in inputs])
-    return np.concatenate(
-        [np.arange(end - rows.num_logits, end) for end, rows in zip(ends, inputs, strict=True)]
-    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from forerun.json_records import rename_keys
+
 _OLD_KEYS: Final = {
     "who": "policy",
     "machines": "replicas_needed",
@@ -20,7 +22,7 @@ def markdown(scenarios: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     titles = ["scenario", "policy", "replicas needed", "tokens/step", "draft tokens/step", "ITL p50 / p99"]
     rows = [titles, ["---", "---", *["---:"] * 4]]
     for name, results in scenarios.items():
-        for result in map(_with_current_keys, results):
+        for result in (rename_keys(each, _OLD_KEYS) for each in results):
             p50, p99 = (1000 * seconds for seconds in result["itl"])
             rows.append(
                 [
@@ -33,7 +35,3 @@ def markdown(scenarios: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
                 ]
             )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _with_current_keys(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {_OLD_KEYS.get(key, key): value for key, value in result.items()}

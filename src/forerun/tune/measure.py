@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkstemp
-from typing import Any, Final
-from zlib import crc32
+from typing import Final
 
 import numpy as np
 
+from forerun.bench.ratios import RatioEstimate, ratio_of_sums
 from forerun.bench.record import StepCosts
 from forerun.bench.replay import MIN_OUTPUT_TOKENS
+from forerun.bench.served_model import (
+    SPEC_DECODE_METRICS,
+    ServedModel,
+    server_environment,
+    vllm_server_flags,
+)
 from forerun.bench.server_costs import read_step_costs
 from forerun.bench.suites import Question
-from forerun.bench.summary import RatioEstimate, ratio_of_sums
-from forerun.bench.systems import SPEC_DECODE_METRICS, ServedModel, server_environment, vllm_server_flags
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.errors import ServerFailed, UnreadablePrompts
@@ -27,7 +31,7 @@ from forerun.servers.endpoint import Endpoint
 from forerun.servers.processes import forerun_command, started
 from forerun.servers.streaming import StreamedAnswer
 from forerun.tune.predict import BaselineRun, Choice, Prediction, ReportProgress
-from forerun.types import SamplingParams
+from forerun.tune.workload import BASELINE_MODE, DecodingMode, TuningPrompts
 
 NUM_WARMUP: Final = 4
 """Uncounted prompts of a decoding mode, in which the controller learns acceptance rates."""
@@ -37,65 +41,6 @@ BASELINE_CONCURRENCY: Final = 8
 
 NUM_TIMED: Final = 4
 """Baseline requests sent one at a time to measure the time of a token, right before step costs are read."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingMode:
-    """Speculation settings of requests. Requests of one salt may share outputs; with `isolated` each request
-    has its own salt.
-    """
-
-    request_options: Mapping[str, Any]
-    salt: str
-    isolated: bool = False
-
-    def request_fields(self, number: int) -> dict[str, Any]:
-        """Additional fields of the body of request `number`."""
-        salt = f"{self.salt} {number}" if self.isolated else self.salt
-        options = {"vllm_xargs": dict(self.request_options)} if self.request_options else {}
-        return {"cache_salt": salt} | options
-
-
-BASELINE_MODE: Final = DecodingMode({"forerun_max_draft": 0, "forerun_adaptive": 0}, "baseline")
-"""Non-speculative decoding, from which the controller does not learn. It has its own salt, so that no drafter
-finds the output of the very request it drafts for.
-"""
-
-
-def mode_of(choice: Choice, **options: int) -> DecodingMode:
-    """The mode that decodes by a choice on a server with more drafters, or with shared outputs.
-
-    The server of a draft model uses that model without a request option.
-    """
-    drafter = {} if choice.config.draft_model else {"forerun_drafter": choice.config.names[0]}
-    salt = f"{choice.name} {options}"
-    return DecodingMode(drafter | options, salt, isolated=not choice.config.share_outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class TuningPrompts:
-    """The user's prompts with their output limit and temperature."""
-
-    questions: Sequence[Question]
-    num_tokens: int
-    temperature: float = 0.0
-
-    def spread_indices(self, num: int) -> list[int]:
-        """At most `num` indices, spread evenly over the questions."""
-        return [int(at) for at in np.unique(np.linspace(0, len(self.questions) - 1, num).round())]
-
-    def sample(self, num: int) -> TuningPrompts:
-        """At most `num` questions, spread evenly."""
-        return self.select(self.spread_indices(num))
-
-    def select(self, indices: Sequence[int]) -> TuningPrompts:
-        """The questions at these indices."""
-        return replace(self, questions=[self.questions[index] for index in indices])
-
-    def sampling(self, question: Question) -> SamplingParams:
-        """Sampling parameters of a question; its seed depends on its text only."""
-        seed = crc32(question.text.encode()) if self.temperature else None
-        return SamplingParams(temperature=self.temperature, seed=seed)
 
 
 @contextmanager

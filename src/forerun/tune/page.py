@@ -8,9 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.bench.figures.systems import as_svg
-from forerun.bench.html_page import Page
-from forerun.bench.systems import strip_directories
+from forerun.bench.served_model import strip_directories
+from forerun.rendering.html_page import (
+    collapsed,
+    element,
+    figure,
+    json_block,
+    text_element,
+    write_html_page,
+)
+from forerun.rendering.plots import as_svg
 from forerun.tune.figures import draw_costs, draw_speedups, draw_survival
 from forerun.tune.recommendation import Recommendation
 
@@ -27,16 +34,18 @@ def write_page(advice: Recommendation, file: Path) -> None:
     speedups, survival, costs = (
         as_svg(partial(draw, advice)) for draw in (draw_speedups, draw_survival, draw_costs)
     )
-    sections = [
-        f"<h2>Predicted speedup of each choice</h2>{_figure(speedups, SPEEDUPS, wide=True)}",
-        f"<div class='pair'>{_figure(survival, SURVIVAL)}{_figure(costs, COSTS)}</div>",
+    speed = f"{advice.num_prompts} prompts, non-speculative decoding at {advice.baseline_speed:.1f} tokens/s"
+    body = [
+        text_element("h1", advice.headline()),
+        text_element("p", speed, "faint"),
+        text_element("p", f"vLLM flags: {shlex.join(advice.vllm_flags)}", "faint"),
+        text_element("p", advice.paragraph()),
+        text_element("h2", "Predicted speedup of each choice"),
+        figure(speedups, SPEEDUPS, wide=True),
+        element("div", figure(survival, SURVIVAL) + figure(costs, COSTS), "pair"),
+        collapsed("Data of this page (JSON)", json_block(as_values(advice))),
     ]
-    subtitles = [
-        f"{advice.num_prompts} prompts, non-speculative decoding at {advice.baseline_speed:.1f} tokens/s",
-        f"vLLM flags: {shlex.join(advice.vllm_flags)}",
-    ]
-    page = Page(advice.headline(), subtitles, [advice.paragraph()], sections, as_values(advice))
-    file.write_text(page.html(), encoding="utf-8")
+    write_html_page(file, f"forerun: {advice.headline()}", body)
 
 
 def as_values(advice: Recommendation) -> dict[str, Any]:
@@ -65,9 +74,3 @@ def as_values(advice: Recommendation) -> dict[str, Any]:
         ],
         "costs": advice.costs,
     }
-
-
-def _figure(svg: str, caption: str, *, wide: bool = False) -> str:
-    """A figure; a wide one scrolls on narrow screens, so that its labels stay readable."""
-    name = " class='wide'" if wide else ""
-    return f"<figure{name}>{svg}<figcaption>{caption}</figcaption></figure>"

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from forerun.bench.ratios import RatioEstimate, ratio_of_sums
 from forerun.bench.replay import Replay, ReplayStats
-from forerun.bench.summary import RatioEstimate, ratio_of_sums
 from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.control.step_cost import StepCost

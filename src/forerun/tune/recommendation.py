@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from forerun.bench.summary import RatioEstimate
+from forerun.bench.ratios import RatioEstimate
 from forerun.config import SpeculationConfig
 from forerun.core.theory import best_gamma, speedup
 from forerun.tune.measure import Measured

@@ -7,20 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from forerun.bench.systems import ServedModel, vllm_server_flags
+from forerun.bench.served_model import ServedModel, vllm_server_flags
 from forerun.config import SpeculationConfig
 from forerun.servers.endpoint import Endpoint
-from forerun.tune.measure import (
-    DecodingMode,
-    Measured,
-    TuningPrompts,
-    measure,
-    measure_baseline,
-    mode_of,
-    prediction_from_run,
-    serving,
-    warm_up,
-)
+from forerun.tune.measure import Measured, measure, measure_baseline, prediction_from_run, serving, warm_up
 from forerun.tune.predict import (
     NO_SPECULATION,
     Choice,
@@ -31,6 +21,7 @@ from forerun.tune.predict import (
     predict,
 )
 from forerun.tune.recommendation import Recommendation
+from forerun.tune.workload import DecodingMode, TuningPrompts, mode_of
 
 MIN_PROMPTS: Final = 6
 """Prompts of the measured run, at least; with more prompts it uses every second. Draft models run on every

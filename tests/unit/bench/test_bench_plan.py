@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from threading import Event, Lock
 from typing import Any, cast
 
@@ -24,7 +23,6 @@ class CountingEndpoint:
         self.lock, self.others_are_answered = Lock(), Event()
 
     def chat(self, text: str, *_: Any) -> StreamedAnswer:
-        sent = time.perf_counter()
         with self.lock:
             self.in_flight += 1
             self.max_in_flight = max(self.max_in_flight, self.in_flight)
@@ -35,7 +33,7 @@ class CountingEndpoint:
             self.num_others -= text != QUESTIONS[0].text
             if not self.num_others:
                 self.others_are_answered.set()
-        return StreamedAnswer(sent, (time.perf_counter() - sent,), (1,), "", (7,), num_tokens=1)
+        return StreamedAnswer(0.0, (1.0,), (1,), "", (7,), num_tokens=1)
 
 
 @pytest.mark.parametrize(("concurrency", "sizes"), [(1, [1] * 11), (2, [8, 4]), (4, [12]), (16, [16])])

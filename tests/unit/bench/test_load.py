@@ -16,10 +16,9 @@ from forerun.bench.load import (
     compare,
     fit_costs,
     from_rows,
-    lines_of,
-    markdown,
     to_rows,
 )
+from forerun.bench.load_table import lines_of, markdown
 
 TURNS = 8
 

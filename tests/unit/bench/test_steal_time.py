@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.bench import steal_time
-from forerun.bench.record import MAX_STEAL_SHARE, CaseKey, RecordedAnswer
+from forerun.bench.recorded_answer import MAX_STEAL_SHARE, CaseKey, RecordedAnswer
 from forerun.bench.run import MAX_ATTEMPTS, run_undisturbed
 from forerun.bench.steal_time import CpuTicks
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from forerun.bench import systems
-from forerun.bench.systems import FORERUN, VLLM, ServedModel, find_systems, required_flags, vllm_server_flags
+from forerun.bench import served_model, systems
+from forerun.bench.served_model import ServedModel, required_flags, vllm_server_flags
+from forerun.bench.system_names import FORERUN, VLLM
+from forerun.bench.systems import find_systems
 from forerun.cli.main import app
 from forerun.errors import ServerFailed
 
@@ -54,11 +56,12 @@ def test_flags_of_the_user_reach_every_vllm_server_after_ours(tmp_path: Path) ->
 def test_chunked_prefill_is_disabled_only_where_stock_vllm_fails_with_it(
     monkeypatch: pytest.MonkeyPatch, temperatures: list[float], on_cpu: bool, expected: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(systems, "_is_cpu_only", lambda: on_cpu)
+    monkeypatch.setattr(served_model, "_is_cpu_only", lambda: on_cpu)
     assert required_flags(temperatures) == expected
 
 
-def started_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], float]]:
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], float]]:
     """The commands and time limits of servers; none of them is started."""
     seen: list[tuple[tuple[str, ...], float]] = []
 
@@ -70,31 +73,23 @@ def started_with(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...],
     return seen
 
 
+def bench_run(directory: Path, *flags: str) -> Result:
+    arguments = ["bench", "run", "code-editing", "--model", str(directory)]
+    return CliRunner().invoke(app, [*arguments, "-o", str(directory / "bench.jsonl"), *flags])
+
+
 def test_bench_run_passes_arguments_after_two_dashes_on_and_records_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: list[tuple[tuple[str, ...], float]]
 ) -> None:
-    seen, record = started_with(monkeypatch), tmp_path / "bench.jsonl"
-    arguments = [
-        "bench",
-        "run",
-        "code-editing",
-        "--model",
-        str(tmp_path),
-        "--startup-timeout",
-        "7",
-        "-o",
-        str(record),
-    ]
-    found = CliRunner().invoke(
-        app, [*arguments, "--dtype", "float32", "--", "--enforce-eager", "--seed", "3"]
-    )
+    flags = ("--startup-timeout", "7", "--dtype", "float32", "--", "--enforce-eager", "--seed", "3")
+    found = bench_run(tmp_path, *flags)
     assert found.exit_code == 1, found.output
-    assert len(seen) == 2
-    for command, timeout in seen:
+    assert len(refused) == 2
+    for command, timeout in refused:
         at = command.index("--enforce-eager")
         assert command[at : at + 3] == ("--enforce-eager", "--seed", "3")
         assert timeout == 7
-    facts = json.loads(record.read_text().splitlines()[0])["facts"]
+    facts = json.loads((tmp_path / "bench.jsonl").read_text().splitlines()[0])["facts"]
     assert facts["vllm_flags"] == ["--dtype", "float32", "--enforce-eager", "--seed", "3"]
     assert facts["vllm_environment"]["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
     assert "code-editing" not in facts["vllm_flags"]
@@ -102,20 +97,10 @@ def test_bench_run_passes_arguments_after_two_dashes_on_and_records_them(
 
 
 def test_servers_have_ten_minutes_to_start_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: list[tuple[tuple[str, ...], float]]
 ) -> None:
-    seen = started_with(monkeypatch)
-    arguments = [
-        "bench",
-        "run",
-        "code-editing",
-        "--model",
-        str(tmp_path),
-        "-o",
-        str(tmp_path / "bench.jsonl"),
-    ]
-    CliRunner().invoke(app, arguments)
-    assert [timeout for _, timeout in seen] == [600, 600]
+    bench_run(tmp_path)
+    assert [timeout for _, timeout in refused] == [600, 600]
 
 
 def test_the_flags_of_a_vllm_server_begin_with_its_dtype(tmp_path: Path) -> None:

@@ -1,31 +1,17 @@
-"""Step-cost curves: profiling, online correction and caching."""
+"""Step-cost curves: profiling and online correction."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.optimize import isotonic_regression
 
-from forerun.control import cost_cache
-from forerun.control.step_cost import MAX_STEP_SECONDS, PROFILE_SECONDS, REPEATS, StepCost, isotonic_fit
+from forerun.control.step_cost import MAX_STEP_SECONDS, PROFILE_SECONDS, REPEATS, StepCost
 
 
 def test_a_curve_is_piecewise_linear_and_extrapolates() -> None:
     cost = StepCost((1, 4, 8), (1.0, 1.3, 1.7))
     rows = np.array([0.0, 1.0, 2.0, 4.0, 6.0, 10.0])
     assert [cost.at(num) for num in rows] == pytest.approx([1.0, 1.0, 1.1, 1.3, 1.5, 1.9])
-
-
-@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(0.1, 10.0)), min_size=1, max_size=12))
-def test_the_isotonic_fit_equals_the_one_of_scipy(points: list[tuple[float, float]]) -> None:
-    values, weights = np.array(points).T
-    found = isotonic_fit(values.copy(), weights.copy())
-    assert (np.diff(found) >= 0).all()
-    assert found == pytest.approx(isotonic_regression(values, weights=weights).x)
 
 
 def test_invalid_curves_are_rejected() -> None:
@@ -165,22 +151,3 @@ def test_the_default_curve_takes_its_scale_from_the_first_step() -> None:
     cost.update(1, 0.04)
     assert cost.at(1) == pytest.approx(0.04, rel=0.01)
     assert shape(cost, 64) == pytest.approx(1 + 63 * 0.012, rel=0.01)
-
-
-def test_curves_are_cached_across_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    name = cost_cache.cache_key(model="a", dtype="float32")
-    assert name != cost_cache.cache_key(model="a", dtype="bfloat16")
-    assert cost_cache.load(name) is None
-    cost = StepCost((1, 2, 4), (1.0, 1.5, 2.0))
-    cost.update(4, 3.0, context=10_000)
-    cost_cache.save(name, cost)
-    again = cost_cache.load(name)
-    assert again is not None
-    again.update(1, 1.0)
-    assert shape(again, 4) == pytest.approx(shape(cost, 4), rel=0.01)
-    (file,) = (tmp_path / "forerun" / "costs").iterdir()
-    file.write_text("{")
-    assert cost_cache.load(name) is None, "an unreadable file is a miss"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    cost_cache.save(name, cost)  # an unwritable directory is ignored

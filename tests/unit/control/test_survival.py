@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.control.survival import BIAS_PRIOR_PRECISION, PRIOR_COEFFICIENTS, SurvivalEstimator
+from forerun.control.calibration import BIAS_PRIOR_PRECISION, PRIOR_COEFFICIENTS
+from forerun.control.survival import SurvivalEstimator
 from forerun.types import FloatArray
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from forerun.drafters.context_index import MAX_WALK, NUM_FREQUENT, NUM_LEVELS
+from forerun.drafters.context_index import NUM_FREQUENT, NUM_LEVELS
+from forerun.drafters.context_lookup import MAX_WALK
 from forerun.drafters.match_tree import UNSEEN_VOTES, UNSEEN_VOTES_PER_CANDIDATE, vote_weight
 from forerun.drafters.matches import BREAK, MAX_MATCH
 

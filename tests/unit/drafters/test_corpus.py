@@ -2,19 +2,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import naive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.drafters import corpus as corpus_module
+from forerun.drafters import corpus_lookup
 from forerun.drafters.corpus import MAGIC, Corpus, fingerprint
 from forerun.drafters.corpus_builder import build
 from forerun.drafters.matches import BREAK, CONTINUATION, CORPUS, MATCH_LENGTH, MAX_MATCH, POSITION, SOURCE
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import InvalidCorpus, VocabularyMismatch
 from forerun.types import RequestView
+from unit.drafters import naive
 
 DEPTH = 6
 
@@ -66,7 +67,7 @@ def test_a_corpus_finds_the_longest_matches(
     check(corpus, text, [token + offset for token in context], max_matches)
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32 - 1))
 def test_a_corpus_larger_than_its_guide_finds_the_longest_matches(file: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -83,9 +84,9 @@ def test_a_corpus_larger_than_its_guide_finds_the_longest_matches(file: Path, se
 def test_the_check_for_the_longest_matches_can_fail(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, text = build_corpus([[0, 1, 2, 3, 1, 2, 0, 2, 1, 0, 3]], file)
     check(corpus, text, [3, 1, 2], max_matches=2)
-    search = naive.sabotaged(corpus_module._search, _before=lambda text, position, match, tail: False)
+    search = naive.sabotaged(corpus_lookup._search, _before=lambda text, position, match, tail: False)
     monkeypatch.setattr(
-        corpus_module, "look_up_corpus", naive.sabotaged(corpus_module.look_up_corpus, _search=search)
+        corpus_module, "look_up_corpus", naive.sabotaged(corpus_lookup.look_up_corpus, _search=search)
     )
     with pytest.raises(AssertionError):
         check(corpus, text, [3, 1, 2], max_matches=2)

@@ -2,30 +2,27 @@ from __future__ import annotations
 
 import sys
 
-import naive
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.drafters import match_tree as tree_module
-from forerun.drafters.match_tree import (
-    AGREE,
-    EVIDENCE,
-    FROM,
-    MATCHED,
-    PROBABILITY,
-    SOURCE_ACCEPTANCE,
-    SURVIVAL,
-    TOTAL,
-    Workspace,
-    grow_tree,
+from forerun.drafters.match_tree import Workspace, grow_tree
+from forerun.drafters.matches import (
+    BREAK,
+    CONTINUATION,
+    CORPUS,
+    COUNT,
+    MATCH_LENGTH,
+    MAX_MATCH,
+    OWN,
+    SOURCE,
 )
-from forerun.drafters.matches import BREAK, CONTINUATION, COUNT, MATCH_LENGTH, MAX_MATCH, NUM_SOURCES, SOURCE
 from forerun.types import ROOT, Draft
+from unit.drafters import naive
 
 DEPTH = 5
-ACCEPTANCE_RATES = np.array([0.25, 0.5, 0.75], dtype=np.float32)
 
 
 def padded(tokens: list[int]) -> list[int]:
@@ -37,7 +34,7 @@ def padded(tokens: list[int]) -> list[int]:
 rows = st.lists(
     st.tuples(
         st.integers(0, MAX_MATCH),
-        st.integers(0, NUM_SOURCES - 1),
+        st.integers(OWN, CORPUS),
         st.integers(1, 9),
         st.lists(st.integers(BREAK, 2), min_size=DEPTH, max_size=DEPTH).map(padded),
     ),
@@ -57,28 +54,27 @@ def grow_draft(
 ) -> Draft:
     work = Workspace(max(budget, 100))
     nodes = np.empty((2, budget), dtype=np.int64)
-    evidence = np.full((budget, len(EVIDENCE)), np.nan, dtype=np.float32)
+    survival = np.full(budget, np.nan, dtype=np.float32)
     num = grow_tree(
         as_array(given_rows),
         len(given_rows),
         chain,
-        ACCEPTANCE_RATES,
         nodes,
-        evidence,
+        survival,
         work.ints,
         work.floats,
     )
     tokens, parents = nodes[:, :num]
-    return Draft(tokens, parents, np.zeros(num, dtype=np.bool_), evidence=evidence[:num])
+    return Draft(tokens, parents, np.zeros(num, dtype=np.bool_), survival=survival[:num])
 
 
 def paths(draft: Draft) -> list[list[int]]:
     return [[int(draft.tokens[at]) for at in draft.path(node)] for node in range(len(draft))]
 
 
-def evidence_of(draft: Draft) -> np.ndarray:
-    assert draft.evidence is not None
-    return draft.evidence
+def survival_of(draft: Draft) -> np.ndarray:
+    assert draft.survival is not None
+    return draft.survival
 
 
 @given(rows, st.integers(1, 40))
@@ -88,8 +84,8 @@ def test_a_tree_is_the_most_likely_one(
     draft = grow_draft(given_rows, budget)
     expected = naive.tree(given_rows, DEPTH, budget)
     assert len(draft) == len(expected)
-    assert np.allclose(evidence_of(draft)[:, SURVIVAL], [survival for survival, _ in expected], rtol=1e-4)
-    for path, survival in zip(paths(draft), evidence_of(draft)[:, SURVIVAL], strict=True):
+    assert np.allclose(survival_of(draft), [survival for survival, _ in expected], rtol=1e-4)
+    for path, survival in zip(paths(draft), survival_of(draft), strict=True):
         product = 1.0
         for depth in range(len(path)):
             product *= naive.probabilities(given_rows, path[:depth])[path[depth]]
@@ -102,7 +98,7 @@ def test_the_draft_contract_holds(given_rows: list[tuple[int, int, int, list[int
     draft.check(vocab_size=3)
     found = paths(draft)
     assert len({tuple(path) for path in found}) == len(found), "siblings are distinct"
-    survival = evidence_of(draft)[:, SURVIVAL]
+    survival = survival_of(draft)
     assert (np.diff(survival) <= 0).all()
     assert (survival > 0).all()
     assert (survival < 1).all()
@@ -119,15 +115,6 @@ def test_a_chain_takes_the_best_child_of_each_node(
     for depth, token in enumerate(draft.tokens.tolist()):
         probabilities = naive.probabilities(given_rows, draft.tokens[:depth].tolist())
         assert probabilities[token] == max(probabilities.values())
-
-
-def test_evidence_names_the_sources_of_a_node() -> None:
-    draft = grow_draft([(3, 0, 1, [7, 8, 9, 9, 9]), (2, 1, 1, [7, 8, 8, 8, 8]), (1, 2, 1, [5] * 5)], 3)
-    evidence = evidence_of(draft)
-    assert paths(draft)[:2] == [[7], [7, 8]]
-    assert evidence[0, [MATCHED, AGREE, TOTAL, FROM, SOURCE_ACCEPTANCE]].tolist() == [3, 2, 3, 0b011, 0.5]
-    assert evidence[1, [MATCHED, AGREE, TOTAL, FROM]].tolist() == [4, 2, 2, 0b011]
-    assert evidence[1, SURVIVAL] == pytest.approx(evidence[0, SURVIVAL] * evidence[1, PROBABILITY])
 
 
 def test_without_matches_the_draft_is_empty() -> None:
@@ -156,10 +143,10 @@ def test_the_check_for_the_most_likely_tree_can_fail(monkeypatch: pytest.MonkeyP
 
     given_rows = [(1, 0, 1, [0, 1, 1, 1, 1]), (1, 0, 1, [1, 1, 1, 1, 1]), (1, 0, 1, [2, 2, 2, 2, 2])]
     expected = [survival for survival, _ in naive.tree(given_rows, DEPTH, 8)]
-    assert np.allclose(evidence_of(grow_draft(given_rows, 8))[:, SURVIVAL], expected, rtol=1e-4)
+    assert np.allclose(survival_of(grow_draft(given_rows, 8)), expected, rtol=1e-4)
     branch = naive.sabotaged(tree_module._expand, _rank_node=unranked)
     monkeypatch.setattr(sys.modules[__name__], "grow_tree", naive.sabotaged(grow_tree, _expand=branch))
-    assert not np.allclose(evidence_of(grow_draft(given_rows, 8))[:, SURVIVAL], expected, rtol=1e-4)
+    assert not np.allclose(survival_of(grow_draft(given_rows, 8)), expected, rtol=1e-4)
 
 
 def test_a_budget_of_450_is_filled() -> None:

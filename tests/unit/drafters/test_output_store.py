@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import naive
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.drafters.matches import BREAK
 from forerun.drafters.output_store import OutputStore
+from unit.drafters import naive
 
 additions = st.lists(st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(1, 40)), max_size=60)
 

@@ -25,12 +25,13 @@ def test_the_configured_drafter_is_made(tmp_path: Path) -> None:
     assert isinstance(make_drafter(SpeculationConfig(drafters=("ngram",))), NgramDrafter)
     file = tmp_path / "corpus.fri"
     build([np.array([1, 2, 3])], file, vocabulary="fingerprint", tokenizer="a tokenizer")
-    drafter = make_drafter(SpeculationConfig(share_outputs=True, corpora=(file,)), vocabulary="fingerprint")
+    config = SpeculationConfig(drafters=("suffix",), share_outputs=True, corpora=(file,))
+    drafter = make_drafters(config, vocabulary="fingerprint")["suffix"]
     assert isinstance(drafter, SuffixDrafter)
     assert drafter.store is not None
     assert len(drafter.corpora) == 1
     with pytest.raises(VocabularyMismatch):
-        make_drafter(SpeculationConfig(corpora=(file,)), vocabulary="other fingerprint")
+        make_drafters(config, vocabulary="other fingerprint")
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,13 @@ def test_every_named_drafter_is_made() -> None:
     shared = make_drafters(SpeculationConfig(share_outputs=True))
     assert isinstance(shared["suffix"], SuffixDrafter)
     assert shared["suffix"].store is not None
+
+
+def test_a_request_that_names_no_drafter_uses_all_that_are_named_in_the_configuration() -> None:
+    assert SpeculationConfig().default_names == ("suffix", "grammar"), "auto keeps ngram for requests"
+    assert SpeculationConfig(drafters=("suffix", "ngram")).default_names == ("suffix", "ngram")
+    both = SpeculationConfig(drafters=("auto", "ngram"), draft_model="small")
+    assert both.default_names == ("suffix", "ngram", "grammar", "model")
 
 
 def test_names_are_ordered_and_unique() -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.drafters.match_tree import EVIDENCE, FROM, SOURCE_ACCEPTANCE
 from forerun.drafters.matches import BREAK
 from forerun.drafters.suffix import MAX_DEPTH, SuffixDrafter
 from forerun.errors import ConfigurationError
@@ -67,7 +66,7 @@ def test_drafts_stay_within_budget_and_do_not_depend_on_the_batch(
     for view, budget, draft in zip(views, budgets, together, strict=False):
         draft.check()
         assert len(draft) <= max(budget, 0)
-        assert draft.evidence is None or draft.evidence.shape == (len(draft), len(EVIDENCE))
+        assert draft.survival is None or draft.survival.shape == (len(draft),)
         (alone,) = SuffixDrafter().propose([view], [budget])
         assert alone.tokens.tolist() == draft.tokens.tolist()
         assert alone.parents.tolist() == draft.parents.tolist()
@@ -163,14 +162,6 @@ def test_a_request_beyond_its_bound_shares_the_rest_of_its_output() -> None:
     assert stored == list(range(300 - len(stored), 300))
 
 
-def test_evidence_names_the_source_of_shared_outputs() -> None:
-    drafter = SuffixDrafter(share_outputs=True)
-    emit_output(drafter, "first", PROMPT, SECRET)
-    (draft,) = drafter.propose([RequestView("second", [*PROMPT, *SECRET[:3]], num_prompt=5)], [4])
-    assert draft.evidence is not None
-    assert draft.evidence[0, FROM] == 0b010
-
-
 def test_a_large_tree_is_grown_completely() -> None:
     rng = np.random.default_rng(0)
     drafter = SuffixDrafter(share_outputs=True)
@@ -179,18 +170,6 @@ def test_a_large_tree_is_grown_completely() -> None:
     (draft,) = drafter.propose([RequestView("r", rng.integers(0, 8, 500), num_prompt=1)], [1000])
     draft.check(vocab_size=8)
     assert len(draft) > 300
-
-
-def test_verdicts_on_foreign_or_malformed_drafts_are_ignored() -> None:
-    drafter = SuffixDrafter()
-    drafter.propose([RequestView("r", [1, 2, 1])], [4])
-    few = np.zeros((1, 2), dtype=np.float32)
-    drafter.learn("r", Draft.chain([2], source="suffix", evidence=few), Verdict((0,), 3))
-    drafter.learn("r", Draft.chain([2], source="other"), Verdict((0,), 3))
-    drafter.learn(
-        "r", Draft.chain([2], source="suffix", evidence=np.zeros((1, 7), dtype=np.float32)), Verdict((5,), 3)
-    )
-    assert drafter._requests["r"].acceptance.tolist() == [0.5] * 3
 
 
 def test_earlier_outputs_are_proposed_only_with_share_outputs() -> None:
@@ -257,28 +236,6 @@ def test_the_last_tokens_of_an_output_are_stored() -> None:
     drafter.forget("first")
     (draft,) = drafter.propose([RequestView("second", [60, 50, 51], num_prompt=1)], [1])
     assert draft.tokens.tolist() == [52]
-
-
-def test_the_acceptance_rate_of_a_source_follows_its_outcomes() -> None:
-    drafter = SuffixDrafter()
-    view = RequestView("r", [1, 2, 3, 4, 1, 2])
-    (first,) = drafter.propose([view], [2])
-    for _ in range(5):
-        drafter.learn("r", first, Verdict((), 9))
-    (worse,) = drafter.propose([view], [2])
-    for _ in range(20):
-        drafter.learn("r", first, Verdict((0,), 4))
-    (better,) = drafter.propose([view], [2])
-    assert first.evidence is not None
-    assert worse.evidence is not None
-    assert better.evidence is not None
-    assert (
-        worse.evidence[0, SOURCE_ACCEPTANCE]
-        < first.evidence[0, SOURCE_ACCEPTANCE]
-        < better.evidence[0, SOURCE_ACCEPTANCE]
-        <= 1
-    )
-    assert first.evidence[0, FROM] == 1
 
 
 def test_verdicts_on_unknown_requests_are_ignored() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.engines.guarded_drafter import GuardedDrafter
+from forerun.engines.guarded_drafter import DraftFormat, GuardedDrafter
 from forerun.engines.vllm.metric_names import DRAFT_SECONDS, DRAFTER_ERRORS
 from forerun.engines.vllm.stats import SpecDecodeStats
 from forerun.types import Draft, Proposal, RequestView, Verdict
 
 VOCAB = 10
+CHAINS = DraftFormat(VOCAB, trees=False)
 VIEWS = [RequestView("a", [1, 2]), RequestView("b", [3, 4])]
 
 
@@ -70,7 +71,7 @@ def test_an_invalid_draft_is_dropped_counted_and_logged_once(
     act: Callable[[Sequence[RequestView]], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     stats = SpecDecodeStats(("custom",), 3)
-    guarded = GuardedDrafter("custom", Scripted(act), stats, VOCAB)
+    guarded = GuardedDrafter("custom", Scripted(act), stats, CHAINS)
     with caplog.at_level(logging.ERROR, logger="vllm.forerun"):
         for _ in range(3):
             assert [len(draft) for draft in guarded.propose(VIEWS, [3, 3])] == [0, 0]
@@ -80,18 +81,30 @@ def test_an_invalid_draft_is_dropped_counted_and_logged_once(
 
 def test_an_invalid_draft_does_not_affect_the_drafts_of_other_requests() -> None:
     drafts = [Draft.chain([VOCAB]), Draft.chain([1, 2])]
-    guarded = GuardedDrafter("custom", Scripted(lambda views: drafts), SpecDecodeStats(("custom",), 3), VOCAB)
+    guarded = GuardedDrafter(
+        "custom", Scripted(lambda views: drafts), SpecDecodeStats(("custom",), 3), CHAINS
+    )
     assert [draft.tokens.tolist() for draft in guarded.propose(VIEWS, [3, 3])] == [[], [1, 2]]
 
 
+@pytest.mark.parametrize("label", ["", "another name"])
+def test_draft_tokens_carry_the_name_under_which_the_drafter_is_registered(label: str) -> None:
+    """Metrics exist for registered names only."""
+    stats = SpecDecodeStats(("registered",), 4)
+    guarded = GuardedDrafter("registered", Scripted(always(Draft.chain([1, 2], source=label))), stats, CHAINS)
+    (draft,) = guarded.propose(VIEWS[:1], [4])
+    assert draft.source == ("registered", "registered")
+    stats.record_request_step(draft.source, num_tokens=3)
+
+
 def test_a_nan_q_is_left_to_verification() -> None:
-    guarded = GuardedDrafter("custom", Scripted(always(NAN)), SpecDecodeStats(("custom",), 3), VOCAB)
+    guarded = GuardedDrafter("custom", Scripted(always(NAN)), SpecDecodeStats(("custom",), 3), CHAINS)
     assert [draft.tokens.tolist() for draft in guarded.propose(VIEWS, [3, 3])] == [[1], [1]]
 
 
 def test_errors_of_learn_and_forget_are_counted() -> None:
     stats = SpecDecodeStats(("custom",), 3)
-    guarded = GuardedDrafter("custom", Scripted(always(Draft.chain([1]))), stats, VOCAB)
+    guarded = GuardedDrafter("custom", Scripted(always(Draft.chain([1]))), stats, CHAINS)
     guarded.learn("a", Draft.chain([1]), Verdict((), 2))
     guarded.forget("a", VIEWS[0])
     assert stats.total(DRAFTER_ERRORS) == 3, "learn, a draft over its budget of 0, forget"
@@ -103,7 +116,7 @@ def test_a_slow_drafter_is_suspended_for_a_hundred_times_its_duration(
     now = 0.0
     slow = Scripted(always(Draft.chain([1])))
     stats = SpecDecodeStats(("custom",), 3)
-    guarded = GuardedDrafter("custom", slow, stats, VOCAB, clock=lambda: now)
+    guarded = GuardedDrafter("custom", slow, stats, CHAINS, clock=lambda: now)
 
     def take_ten_seconds(views: Sequence[RequestView]) -> list[Draft]:
         nonlocal now

@@ -13,7 +13,7 @@ import pytest
 
 from forerun.engines.local.request import Result, Update
 from forerun.engines.local.trace_page import write_page
-from forerun.engines.local.trace_reader import best_rejected, read_trace
+from forerun.engines.local.trace_reader import MAX_REJECTED, best_rejected, read_trace
 from forerun.engines.local.trace_writer import TraceWriter, accepted_nodes
 from forerun.errors import UnreadableTrace
 from forerun.types import Draft, Verdict
@@ -23,7 +23,7 @@ TREE = Draft(
     parents=np.array([-1, 0, 1, 0]),
     sampled=np.zeros(4, dtype=bool),
     source=("suffix",) * 4,
-    evidence=np.array([[0.9], [0.5], [0.4], [0.1]], dtype=np.float32),
+    survival=np.array([0.9, 0.5, 0.4, 0.1], dtype=np.float32),
 )
 
 
@@ -39,7 +39,7 @@ def test_the_best_rejected_path_continues_the_accepted_one() -> None:
     assert best_rejected(parents, ()) == [0, 1, 2]
     assert best_rejected(parents, (0,)) == [1, 2]
     assert best_rejected(parents, (0, 3)) == []
-    assert best_rejected(parents, (), max_tokens=2) == [0, 1]
+    assert best_rejected(list(range(-1, 20)), ()) == list(range(MAX_REJECTED))
 
 
 def test_tokens_cut_off_by_a_stop_do_not_count_as_accepted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,27 @@ from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import (
     MAX_CHAIN_LENGTH,
     engine_arguments,
+    log_deprecation,
     serve_flags,
     speculation_config,
     visible_cores,
 )
 from forerun.errors import ConfigurationError
+
+
+def test_a_deprecated_value_is_logged_once_per_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.WARNING, logger="vllm.forerun")
+    log_deprecation.cache_clear()
+    config = SimpleNamespace(additional_config={"forerun": {"verifier": "follow"}})
+    for _ in range(2):
+        assert speculation_config(config).verifier == "match"
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("vllm.forerun", "WARNING")
+    assert "'follow'" in record.message
+    assert "'match'" in record.message
 
 
 def value_of(flags: list[str], flag: str) -> Any:

@@ -150,7 +150,7 @@ def test_errors_cost_draft_tokens_and_nothing_else(caplog: pytest.LogCaptureFixt
         for _ in range(3):
             assert proposed(proposer, [[1, 2], [3, 4]]) == [[], []]
         assert proposer.propose([[1]], np.array([1]), None) == [[]]  # type: ignore[arg-type]
-    assert proposer.speculator.stats.total(DRAFTER_ERRORS) == 6
+    assert proposer.stats.total(DRAFTER_ERRORS) == 6
     assert len(caplog.records) == 2, "one of the drafter, logged once, and one of the proposer"
 
 

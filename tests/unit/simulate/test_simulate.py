@@ -1,31 +1,20 @@
-"""Simulated engines: costs, traffic, a fleet, and the bounds of the controller on the grid."""
+"""Simulated engines: costs, traffic, replicas and scenarios."""
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from forerun.cli.main import app
 from forerun.errors import ConfigurationError
 from forerun.simulate.fleet import serve
-from forerun.simulate.grid import LENGTHS, GridCell, SimulatedTexts, grid, measure_throughput, run_grid
+from forerun.simulate.grid import GridCell, SimulatedTexts, measure_throughput
 from forerun.simulate.hardware import LAUNCH_SECONDS, MEMORY_EFFICIENCY, Roofline
 from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, profile_roofline
 from forerun.simulate.replica import Replica
-from forerun.simulate.scenario import (
-    BASELINE,
-    FIXED,
-    FORERUN,
-    Scenario,
-    bundled_scenarios,
-    replicas_needed,
-    simulate,
-)
+from forerun.simulate.scenario import Scenario, bundled_scenarios
 from forerun.simulate.table import markdown
 from forerun.simulate.traffic import (
     Bursts,
@@ -117,39 +106,7 @@ def test_the_controller_learns_in_a_replica() -> None:
     outcome = serve([simulated], requests, 60.0, np.random.default_rng(0))
     assert outcome.finished == 64
     assert outcome.tokens_per_step > 3
-    assert not policy.controller.survival, "finished requests leave no state"
-
-
-SMALL = Scenario(
-    name="small",
-    device="h100",
-    model="llama-3.1-8b",
-    replicas=2,
-    max_batch=64,
-    arrivals=Poisson(rate=20),
-    prompt=Length(median=200),
-    output=Length(median=100),
-    acceptance=Constant(chance=0.8),
-    token_seconds=0.01,
-    seconds=10.0,
-)
-
-
-def test_a_fleet_needs_fewer_replicas_with_accepted_draft_tokens() -> None:
-    outcomes = {policy: simulate(SMALL, policy) for policy in (BASELINE, FIXED, FORERUN)}
-    assert outcomes[FORERUN].itl[0] < 0.6 * outcomes[BASELINE].itl[0]
-    assert outcomes[BASELINE].tokens_per_step == pytest.approx(1.0, abs=0.01)  # the last step is unfinished
-    needed = {
-        policy: replicas_needed(SMALL.model_copy(update={"arrivals": Poisson(rate=500)}), policy)
-        for policy in outcomes
-    }
-    assert needed[FORERUN] < needed[BASELINE]
-    with pytest.raises(ConfigurationError, match="token_seconds"):
-        replicas_needed(SMALL.model_copy(update={"token_seconds": None}), BASELINE)
-    with pytest.raises(ConfigurationError, match="token_seconds=1e-06"):
-        replicas_needed(SMALL.model_copy(update={"token_seconds": 1e-6}), BASELINE)
-    with pytest.raises(ConfigurationError, match="does not fit"):
-        simulate(SMALL.model_copy(update={"model": "llama-3.1-70b"}), BASELINE)
+    assert not policy.controller.survival._slots, "finished requests leave no state"
 
 
 def test_scenarios_are_bundled_and_errors_name_the_field(tmp_path: Path) -> None:
@@ -184,44 +141,6 @@ def test_all_policies_see_the_same_texts() -> None:
     assert measure_throughput(cell, texts, FixedLengthPolicy(0)) == pytest.approx(
         4 / (0.02 * (1 + (4 / 64) ** 4) ** 0.25)
     )
-
-
-def test_the_controller_meets_its_bounds_on_the_grid() -> None:
-    """A part of it; `forerun simulate --grid` runs all cells."""
-    cells = [cell for cell in grid(acceptances=(0.0, 0.6, 0.95), batches=(1, 16, 64)) if cell.knee != 512]
-    found = list(run_grid(cells))
-    assert len(found) == 4 * 3 * 3 * 2 + 2 * 2
-    for cell in found:
-        assert cell["speedup"] >= 0.98, cell
-        assert cell["text"] != "stationary" or cell["speedup_over_best_fixed"] >= 0.97, cell
-        assert cell["text"] != "mixed" or cell["speedup_over_best_fixed"] >= 1.05, cell
-        assert cell["exploration_share"] <= 0.01, cell
-    assert {cell["best_fixed"] for cell in found} >= {0, max(LENGTHS)}
-
-
-def test_a_controller_that_never_learns_fails_the_grid_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.control.survival.SurvivalEstimator.learn", lambda *_: None)
-    (cell,) = run_grid([GridCell(8, 0.0, 1, "stationary")])
-    assert cell["speedup"] > 0.98, "NetGain suspends speculation"
-    monkeypatch.setattr("forerun.control.exploration.NetGain.is_losing", False)
-    (cell,) = run_grid([GridCell(8, 0.0, 1, "stationary")])
-    assert cell["speedup"] < 0.98
-
-
-def test_the_command(tmp_path: Path) -> None:
-    scenario, plot = tmp_path / "small.yaml", tmp_path / "small.png"
-    scenario.write_text(SMALL.model_dump_json())  # JSON is YAML
-    run = CliRunner().invoke(app, ["simulate", str(scenario), "--plot", str(plot)])
-    assert run.exit_code == 0, run.output
-    assert "fixed at 4" in run.stdout
-    assert "replicas needed" in run.stdout
-    assert plot.read_bytes()[1:4] == b"PNG"
-    run = CliRunner().invoke(app, ["simulate", str(scenario), "--replicas", "1", "--json"])
-    results = {each["policy"]: each for each in json.loads(run.stdout)["results"]}
-    assert results["forerun"]["replicas_needed"] <= results["baseline"]["replicas_needed"]
-    assert CliRunner().invoke(app, ["simulate"]).exit_code == 2
-    run = CliRunner().invoke(app, ["simulate", "nowhere"])
-    assert (run.exit_code, "agents, chat" in run.output) == (1, True)
 
 
 def test_the_table_reads_older_records() -> None:

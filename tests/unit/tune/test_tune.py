@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from forerun.bench.summary import RatioEstimate
-from forerun.bench.systems import ServedModel
+from forerun.bench.ratios import RatioEstimate
+from forerun.bench.served_model import ServedModel
 from forerun.bench.transcripts import Transcript
 from forerun.cli.main import app
 from forerun.config import SpeculationConfig

@@ -7,7 +7,7 @@ is no sampling and no tolerance. Sabotaged verifiers (mutants) go through the sa
 caught.
 
 `symbolic_random` (random numbers that branch), `toy_models` (small targets and drafts), `distribution`
-(comparing distributions), `enumeration` (speculative steps over every outcome), `claims` and `mutants` (the
-claims to prove and the mutants to catch), `token_claims` and `kernel_checks` (claims about tokens and about
-kernels), `run` (the whole audit).
+(comparing distributions), `enumeration` (speculative steps over every outcome), `claims` (the claims to
+prove), `draft_mutants`, `verifier_mutants` and `mutants` (the mutants to catch), `token_claims` and
+`kernel_checks` (claims about tokens and about kernels), `run` (the whole audit).
 """

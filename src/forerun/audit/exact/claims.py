@@ -33,7 +33,7 @@ from forerun.audit.exact.toy_models import (
 from forerun.core import rejection_sampling as rejection_module
 from forerun.core.block_verification import block_verify
 from forerun.core.draft_forest import Forest
-from forerun.core.lenient import lenient
+from forerun.core.lenient_verification import lenient
 from forerun.core.rejection_sampling import rejection_sample
 from forerun.types import Verdict
 

@@ -21,7 +21,6 @@ class Comparison:
 
     equal: bool
     distance: Fraction
-    num_sequences: int
 
 
 def compare(
@@ -32,7 +31,7 @@ def compare(
     outside = sum((m for e, m in emitted.items() if _sequence_probability(e, p, prefix) == 0), Fraction(0))
     leaves = _leaf_ratios(prefix, Fraction(1), Fraction(0), emitted, p, inner)
     distance = (sum((probability * abs(f - 1) for probability, f in leaves), Fraction(0)) + outside) / 2
-    return Comparison(distance == 0 and sum(emitted.values()) == 1, distance, len(emitted))
+    return Comparison(distance == 0 and sum(emitted.values()) == 1, distance)
 
 
 def _leaf_ratios(

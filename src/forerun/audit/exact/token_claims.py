@@ -20,8 +20,8 @@ from forerun.audit.exact.symbolic_random import Branch, Clock, outcomes
 from forerun.audit.exact.toy_models import BUSHES, CHAINS, FORKS, Prefix, ToyModel, as_row
 from forerun.core.draft_forest import NONE, Forest
 from forerun.core.exponential_race import exponential_race
-from forerun.core.lenient import lenient_greedy
-from forerun.core.match_target import match_target
+from forerun.core.lenient_verification import lenient_greedy
+from forerun.core.target_matching import match_target
 from forerun.types import Draft, Verdict
 
 TokenMatcher: TypeAlias = Callable[[Forest, Any], list[Verdict]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from forerun.servers.completions import END, Completion, Prompt, Token
 from forerun.servers.concurrency import map_concurrent
-from forerun.servers.endpoint import END, Completion, Endpoint, Prompt, Token
+from forerun.servers.endpoint import Endpoint
 from forerun.types import SamplingParams
 
 AnswerSource = Callable[[Prompt, SamplingParams, int], Completion]

@@ -18,7 +18,7 @@ from forerun.core.batch_sampling import BatchSampling
 from forerun.core.logits_processors import RowContext, TokenHistory, apply_logits_processors
 from forerun.core.tensors import torch
 from forerun.errors import ConfigurationError
-from forerun.servers.endpoint import Token
+from forerun.servers.completions import Token
 from forerun.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from forerun.audit.sampled.alternatives import ALTERNATIVES, LearnedAlternatives
 from forerun.audit.sampled.betting import log_mean_wealth
 from forerun.audit.sampled.distance import distance_to_distribution, slack
 from forerun.audit.sampled.positions import Position, Positions
-from forerun.audit.sampled.prefixes import PrefixCounts
+from forerun.audit.sampled.prefixes import MAX_REPORTED, PrefixCounts
 from forerun.errors import UnreadableAnswer, VocabularyMismatch
-from forerun.servers.endpoint import END, Token
+from forerun.servers.completions import END, Token
 from forerun.types import FloatArray
 
 if TYPE_CHECKING:
@@ -89,12 +89,12 @@ class AgainstModel:
         empirical = distance_to_distribution(self.prefixes.counts, self._probabilities)
         return min(1.0, empirical + slack(error_rate, self.prefixes.num_samples))
 
-    def frequencies(self, max_prefixes: int = 200) -> list[tuple[float, float]]:
+    def frequencies(self) -> list[tuple[float, float]]:
         """Expected and observed frequencies of the most common prefixes."""
         counts = self.prefixes.counts
         num = max(1, self.prefixes.num_samples)
         return [
-            (self._probabilities[prefix], count / num) for prefix, count in counts.most_common(max_prefixes)
+            (self._probabilities[prefix], count / num) for prefix, count in counts.most_common(MAX_REPORTED)
         ]
 
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from forerun.audit.sampled.betting import STAKES, log_growth, log_mean_wealth
 from forerun.audit.sampled.distance import distance_between_counts, two_sample_slack
-from forerun.audit.sampled.prefixes import PrefixCounts
-from forerun.servers.endpoint import Token, lookup_candidates
+from forerun.audit.sampled.lookup_candidates import lookup_candidates
+from forerun.audit.sampled.prefixes import MAX_REPORTED, PrefixCounts
+from forerun.servers.completions import Token
 
 TokenPath: TypeAlias = tuple[Token, ...]
 Witness: TypeAlias = Callable[["_PositionCounts", Token], float]
@@ -118,11 +119,11 @@ class AgainstServer:
         empirical = distance_between_counts(one.counts, other.counts)
         return min(1.0, empirical + two_sample_slack(error_rate, one.num_samples, other.num_samples))
 
-    def frequencies(self, max_prefixes: int = 200) -> list[tuple[float, float]]:
+    def frequencies(self) -> list[tuple[float, float]]:
         """Frequencies of the most common prefixes: the baseline's and the candidate's."""
         baseline, candidate = self._baseline_prefixes.counts, self.prefixes.counts
         num = max(1, self.prefixes.num_samples)
         return [
             (baseline[prefix] / num, candidate[prefix] / num)
-            for prefix, _ in (baseline + candidate).most_common(max_prefixes)
+            for prefix, _ in (baseline + candidate).most_common(MAX_REPORTED)
         ]

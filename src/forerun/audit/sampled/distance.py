@@ -60,6 +60,9 @@ def two_sample_slack(error_rate: float, num_one: int, num_other: int) -> float:
 _FINAL_SHARE: Final = 0.9
 """The share of the error rate spent on the bound at the planned number of samples."""
 
+_FIRST_BOUND: Final = 256
+"""The number of samples at which the first bound is computed."""
+
 _GRID: Final = 4096
 """Probabilities of sets over which the slack is maximised."""
 
@@ -74,14 +77,14 @@ def samples_to_bound(probabilities: FloatArray, target: float, error_rate: float
     return math.ceil(((spread + _MARGIN + worst) / target) ** 2)
 
 
-def bound_schedule(error_rate: float, num_planned: int, first: int = 256) -> dict[int, float]:
+def bound_schedule(error_rate: float, num_planned: int) -> dict[int, float]:
     """The numbers of samples at which a bound is computed, with the error rate that each may spend.
 
-    Most of it is spent at the planned end. The rest is spread over sizes that double from `first`, so that an
-    audit that stops early has a bound from at least half of its samples.
+    Most of it is spent at the planned end. The rest is spread over sizes that double from `_FIRST_BOUND`, so
+    that an audit that stops early has a bound from at least half of its samples.
     """
     sizes = []
-    size = first
+    size = _FIRST_BOUND
     while size < num_planned:
         sizes.append(size)
         size *= 2

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.audit.rounding_error import epsilons
+from forerun.audit.sampled.lookup_candidates import lookup_candidates
 from forerun.core.batch_sampling import BatchSampling
 from forerun.core.logits_processors import RowContext, TokenHistory, apply_logits_processors
 from forerun.core.logits_warper import probabilities
 from forerun.core.tensors import torch
-from forerun.servers.endpoint import lookup_candidates
 from forerun.types import BoolArray, FloatArray, IntArray, SamplingParams
 
 NUM_TOP: Final = 32
@@ -33,6 +33,7 @@ IMPOSSIBLE: Final = _LOOKUP + 1
 NUM_CLASSES: Final = IMPOSSIBLE + 1
 
 _CACHE_BYTES: Final = 512 * 2**20
+_MAX_PREFIXES: Final = 4096
 
 
 class ReferenceLogits(Protocol):
@@ -111,13 +112,13 @@ class Positions:
             self._cache.popitem(last=False)
         return found
 
-    def prefix_probabilities(self, length: int, max_prefixes: int = 4096) -> FloatArray | None:
-        """The probability of every prefix of a length; None if there are more than `max_prefixes`."""
+    def prefix_probabilities(self, length: int) -> FloatArray | None:
+        """The probability of every prefix of a length; None if there are more than `_MAX_PREFIXES`."""
         prefixes: dict[tuple[int, ...], float] = {(): 1.0}
         for _ in range(length):
             positions = self.at(list(prefixes))
             tokens = {path: np.flatnonzero(position.p) for path, position in positions.items()}
-            if sum(map(len, tokens.values())) > max_prefixes:
+            if sum(map(len, tokens.values())) > _MAX_PREFIXES:
                 return None
             prefixes = {
                 (*path, int(token)): probability * float(positions[path].p[token])

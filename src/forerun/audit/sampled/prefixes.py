@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
-from forerun.servers.endpoint import Token
+from forerun.servers.completions import Token
+
+MAX_REPORTED: Final = 200
+"""Maximum number of prefixes in a report, the most common first."""
 
 
 class PrefixCounts:

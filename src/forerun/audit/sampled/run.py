@@ -20,7 +20,8 @@ from forerun.audit.sample_journal import SampleBatch, SampleJournal
 from forerun.audit.sampled.betting import log_joint_wealth
 from forerun.audit.sampled.sweep import SweepCase
 from forerun.errors import ForerunError, RequestRefused
-from forerun.servers.endpoint import Completion, Endpoint, Token, fault_notes
+from forerun.servers.completions import Completion, Token
+from forerun.servers.endpoint import Endpoint, fault_notes
 from forerun.types import FloatArray
 
 _FIRST_BATCH: Final = 16

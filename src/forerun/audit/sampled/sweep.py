@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.errors import InvalidSampling, did_you_mean
-from forerun.servers.endpoint import Prompt
+from forerun.servers.completions import Prompt
 from forerun.types import SamplingParams
 
 SETTINGS: dict[str, SamplingParams] = {

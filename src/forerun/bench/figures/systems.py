@@ -1,31 +1,25 @@
-"""Figures of a benchmark: speedup by category, throughput by concurrency, survival by depth, ITL.
-
-In SVG, `TEXT_COLOUR` is replaced by the page's text colour, so that figures follow the colour scheme.
-"""
+"""Figures of a benchmark: speedup by category, throughput by concurrency, survival by depth, ITL."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from forerun.bench.summary import OVERALL, SystemResult
-from forerun.bench.systems import FORERUN, FORERUN_DRAFT
-from forerun.plots import pyplot
+from forerun.bench.ratios import OVERALL
+from forerun.bench.summary import SystemResult
+from forerun.bench.system_names import FORERUN, FORERUN_DRAFT
+from forerun.rendering.palette import SERIES, TEXT, light
+from forerun.rendering.plots import Figure, add_legend, new_axes
 
-TEXT_COLOUR: Final = "#23272e"
-FORERUN_COLOUR: Final = "#1a7f5a"
-BASELINE_COLOUR: Final = "#8a8f98"
 FORERUN_DRAFT_COLOUR: Final = "#6fb58f"
 DASHES: Final = ("--", ":", "-.")
-OTHER_COLOURS: Final = ("#d9822b", "#3b6fb6", "#a4508b", "#c2b02f", "#5aa7a7", "#b0413e", "#7a6a4f")
 
-Figure = Any
+MAX_DEPTH: Final = 16
+"""The largest depth of the survival curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +38,12 @@ def plot_styles(results: Sequence[SystemResult]) -> dict[str, PlotStyle]:
     """The style of each system: forerun green, baselines dashed grey, the others by order."""
     names = dict.fromkeys(each.system for each in results)
     baselines = dict.fromkeys(each.baseline for each in results)
-    ours = {FORERUN: PlotStyle(FORERUN_COLOUR), FORERUN_DRAFT: PlotStyle(FORERUN_DRAFT_COLOUR)}
+    ours = {FORERUN: PlotStyle(light("green")), FORERUN_DRAFT: PlotStyle(FORERUN_DRAFT_COLOUR)}
     others = [name for name in names if name not in baselines and name not in ours]
     return (
-        dict(zip(others, map(PlotStyle, cycle(OTHER_COLOURS)), strict=False))
+        dict(zip(others, map(PlotStyle, cycle(SERIES)), strict=False))
         | {
-            name: PlotStyle(BASELINE_COLOUR, dashes)
+            name: PlotStyle(light("grey"), dashes)
             for name, dashes in zip(baselines, cycle(DASHES), strict=False)
         }
         | ours
@@ -63,7 +57,7 @@ def draw_speed(results: Sequence[SystemResult]) -> Figure:
     rows = [*categories, OVERALL]
     styles = plot_styles(results)
     figure, axes = new_axes(10.4, 1.0 + 0.115 * len(rows) * (len(some) + 2))
-    axes.axvline(1.0, color=TEXT_COLOUR, linewidth=1)
+    axes.axvline(1.0, color=light(TEXT), linewidth=1)
     for number, each in enumerate(some):
         shift = (number + 0.5) / len(some) * 0.76 - 0.38
         lines = [(row, each.by_category[name]) for row, name in enumerate(rows) if name in each.by_category]
@@ -79,11 +73,11 @@ def draw_speed(results: Sequence[SystemResult]) -> Figure:
             **styles[each.system].markers(is_valid=each.is_valid),
         )  # fmt: skip
     axes.set_yticks(range(len(rows)), rows)
-    axes.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=TEXT_COLOUR, alpha=0.06, linewidth=0)
+    axes.axhspan(len(rows) - 1.5, len(rows) - 0.5, color=light(TEXT), alpha=0.06, linewidth=0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(left=0)
     axes.set_xlabel("decoding speed relative to the same engine without speculation")
-    axes.grid(axis="x", alpha=0.25)
+    axes.grid(axis="x")
     add_legend(axes)
     return figure
 
@@ -107,28 +101,28 @@ def draw_throughput(results: Sequence[SystemResult]) -> Figure:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("concurrency")
     axes.set_ylabel("throughput, tokens/s")
-    axes.grid(alpha=0.25)
+    axes.grid(visible=True)
     add_legend(axes)
     return figure
 
 
-def draw_survival(results: Sequence[SystemResult], max_depth: int = 16) -> Figure:
+def draw_survival(results: Sequence[SystemResult]) -> Figure:
     """The share of steps that accept at least 1, 2, ... draft tokens."""
     some = [each for each in results if each.overall is not None and each.overall.survival]
     styles = plot_styles(results)
     figure, axes = new_axes(6.4, 3.9)
     for each in some:
         assert each.overall is not None
-        values = each.overall.survival[:max_depth]
+        values = each.overall.survival[:MAX_DEPTH]
         axes.plot(
             range(1, len(values) + 1), values, "o-", markersize=4, label=each.system,
             **styles[each.system].markers(is_valid=each.is_valid),
         )  # fmt: skip
     axes.set_ylim(0, None)
-    axes.set_xlim(0.5, max_depth + 0.5)
+    axes.set_xlim(0.5, MAX_DEPTH + 0.5)
     axes.set_xlabel("draft tokens")
     axes.set_ylabel("share of steps that accept at least as many")
-    axes.grid(alpha=0.25)
+    axes.grid(visible=True)
     add_legend(axes)
     return figure
 
@@ -156,48 +150,6 @@ def draw_itl(results: Sequence[SystemResult]) -> Figure:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("inter-token latency, ms")
     axes.set_ylabel("share of tokens")
-    axes.grid(alpha=0.25)
+    axes.grid(visible=True)
     add_legend(axes)
     return figure
-
-
-def as_svg(draw: Callable[[], Figure]) -> str:
-    """A figure as an SVG element in the colours of the page around it."""
-    plt = pyplot()
-    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "forerun", **_text_colours()}):
-        figure = draw()
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None}, transparent=True)
-        plt.close(figure)
-    text = out.getvalue()
-    return (
-        text[text.index("<svg") :].replace(TEXT_COLOUR, "currentColor").replace(FORERUN_COLOUR, "var(--ours)")
-    )
-
-
-def as_png(draw: Callable[[], Figure], path: Path) -> None:
-    """Write a figure to a PNG file with a white background."""
-    plt = pyplot()
-    with plt.rc_context(_text_colours()):
-        figure = draw()
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
-
-
-def _text_colours() -> dict[str, Any]:
-    keys = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
-    return {**dict.fromkeys(keys, TEXT_COLOUR), "font.family": "sans-serif", "font.size": 10}
-
-
-def new_axes(width: float, height: float) -> tuple[Figure, Any]:
-    """A new figure with a single pair of axes."""
-    figure, axes = pyplot().subplots(figsize=(width, height), layout="constrained")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def add_legend(axes: Any, **where: Any) -> None:
-    """Add a legend if there are labels, right of the plot unless `where` has other arguments."""
-    if axes.get_legend_handles_labels()[1]:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        axes.legend(frameon=False, fontsize=9, **(where or beside))

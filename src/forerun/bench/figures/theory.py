@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from forerun.core import theory
-from forerun.plots import pyplot
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from forerun.rendering.plots import Axes, Figure, new_grid
 
 _ALPHAS = np.linspace(0.0, 0.99, 100)
 
 
-def draw_theory(path: Path) -> None:
+def draw_theory() -> Figure:
     """Figures 2 to 4 of Leviathan et al.: tokens per target run, best gamma, speedup against operations."""
-    plt = pyplot()
-    figure, (tokens, best, trade) = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
+    figure, (tokens, best, trade) = new_grid(15, 4.6, 1, 3)
     for gamma in (1, 3, 5, 7, 10):
         tokens.plot(_ALPHAS, [theory.expected_tokens(a, gamma) for a in _ALPHAS], label=f"γ = {gamma}")
     _label(tokens, "Tokens per target forward pass", "tokens")
@@ -31,16 +24,15 @@ def draw_theory(path: Path) -> None:
         trade.plot(_ALPHAS, [theory.speedup(a, gamma) for a in _ALPHAS], color=colour, label=f"γ = {gamma}")
         trade.plot(_ALPHAS, [theory.operations(a, gamma) for a in _ALPHAS], color=colour, linestyle="--")
     _label(trade, "Speedup (solid) and operations (dashed), c = 0", "factor")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure
 
 
 def _label(axes: Axes, title: str, y: str) -> None:
     """Set title, axis labels and legend."""
-    axes.set_title(title, loc="left")
+    axes.set_title(title)
     axes.set_xlabel("α, the acceptance rate")
     axes.set_ylabel(y)
     axes.set_xlim(0, 1)
     axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    axes.grid(visible=True)
+    axes.legend()

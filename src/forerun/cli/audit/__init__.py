@@ -5,9 +5,10 @@ from __future__ import annotations
 import typer
 
 from forerun.cli.audit.exact import exact
-from forerun.cli.audit.parity import greedy, seeded
+from forerun.cli.audit.greedy import greedy
+from forerun.cli.audit.options import RENAMED
 from forerun.cli.audit.sampled import sampled
-from forerun.cli.audit.show import RENAMED
+from forerun.cli.audit.seeded import seeded
 from forerun.cli.console import renamed_options
 
 audit = typer.Typer(

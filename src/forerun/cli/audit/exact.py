@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from forerun.cli.audit.show import AsJson, Output, check_page, finish, no_verdict_on_error
+from forerun.cli.audit.options import AsJson, Output
+from forerun.cli.audit.show import check_page, finish, no_verdict_on_error
 from forerun.cli.console import progress_bar
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forerun.cli.audit.show import (
+from forerun.cli.audit.options import (
     OUTPUT,
     REQUESTS,
     SERVERS,
@@ -24,14 +24,14 @@ from forerun.cli.audit.show import (
     Output,
     Prompts,
     Timeout,
-    check_page,
-    finish,
-    server_connections,
 )
+from forerun.cli.audit.sampling import accepted_note, prepare_cases, run_with_progress
+from forerun.cli.audit.servers import server_connections
+from forerun.cli.audit.show import check_page, finish
 from forerun.cli.console import check_writable
 
 if TYPE_CHECKING:
-    from forerun.audit.sampled.run import CaseRun, SampledAudit, SamplingPlan
+    from forerun.audit.sampled.run import SamplingPlan
     from forerun.audit.sampled.sweep import SweepCase
     from forerun.servers.endpoint import Endpoint
 
@@ -169,17 +169,17 @@ def sampled(
         candidate_server = connect(candidate)
         baseline_server = None if baseline is None else connect(baseline)
         question = _question(candidate, reference or baseline, candidate_server, plan, cases, epsilon)
-        rows = _prepare(cases, candidate_server, baseline_server, reference, plan, epsilon)
+        rows = prepare_cases(cases, candidate_server, baseline_server, reference, plan, epsilon)
         journal = SampleJournal(
             resume or keep or default_path("sampled"), question, resume=resume is not None
         )
         before = candidate_server.read_num_accepted()
         audit = SampledAudit(rows, candidate_server, baseline_server, plan, journal)
-        unfinished = _run(audit)
+        unfinished = run_with_progress(audit)
         notes = []
         if unfinished != INTERRUPTED:  # an interrupt closes the connections
             num_tokens = sum(row.num_sampled_tokens for row in rows)
-            notes.append(_accepted_note(before, candidate_server.read_num_accepted(), num_tokens))
+            notes.append(accepted_note(before, candidate_server.read_num_accepted(), num_tokens))
         if unfinished:
             saved = sum(row.num_samples for row in rows)
             notes.append(f"{saved:,} samples are saved: repeat the command with --resume {journal.file}")
@@ -196,54 +196,6 @@ def _check_new(keep: Path) -> None:
     with contextlib.suppress(OSError):
         keep.parent.mkdir(parents=True, exist_ok=True)
     check_writable(keep)
-
-
-def _prepare(
-    cases: list[SweepCase],
-    candidate: Endpoint,
-    baseline: Endpoint | None,
-    reference: str | None,
-    plan: SamplingPlan,
-    epsilon: float | None,
-) -> list[CaseRun]:
-    """The runs of all cases, with the rounding allowed for each."""
-    from rich.console import Console
-
-    with Console(stderr=True).status("measuring the server's rounding error"):
-        if baseline is not None:
-            from forerun.audit.sampled.prepare import against_server
-
-            return against_server(cases, baseline, plan, epsilon)
-        from forerun.audit.sampled.prepare import against_model
-        from forerun.models.reference import Reference
-
-        assert reference is not None
-        return against_model(cases, candidate, Reference(reference), plan, epsilon)
-
-
-def _run(audit: SampledAudit) -> str:
-    """Run the audit with a progress bar that shows the evidence so far."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("sampling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=sum(row.num_planned for row in audit.rows))
-
-        def update(rows: list[CaseRun], evidence: float) -> None:
-            progress.update(
-                task,
-                completed=sum(row.num_samples for row in rows),
-                description=f"e-value {10**evidence:.2g}" if evidence < 300 else "e-value > 1e300",
-            )
-
-        return audit.run(update)
 
 
 def _question(
@@ -269,14 +221,3 @@ def _question(
         "error_rate": plan.error_rate,
         "epsilon": epsilon,
     }
-
-
-def _accepted_note(before: float | None, after: float | None, num_tokens: int) -> str:
-    """The number of draft tokens accepted during the audit, if the server has that metric."""
-    if before is None or after is None:
-        return "the server has no metric of accepted draft tokens"
-    if after == before:
-        return "the server's metrics show no accepted draft token: the samples did not test speculation"
-    return (
-        f"{after - before:,.0f} accepted draft tokens by the server's metrics ({num_tokens:,} tokens tested)"
-    )

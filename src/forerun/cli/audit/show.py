@@ -1,14 +1,13 @@
-"""Options shared by all audits, and the output of a report: table, JSON, page and exit code."""
+"""The output of an audit: table, JSON, page and exit code."""
 
 from __future__ import annotations
 
 import json
-import re
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -18,129 +17,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from forerun.audit.report import AuditReport, AuditVerdict
-    from forerun.servers.endpoint import Endpoint
-
-_HOST_AND_PORT: Final = re.compile(r"(localhost|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+)(/.*)?")
-
-SERVERS: Final = "Servers"
-REQUESTS: Final = "Requests"
-TEST: Final = "Test"
-OUTPUT: Final = "Output"
-
-RENAMED: Final = {
-    "--html": "--output",
-    "--most": "--num-prompts",
-    "--at-once": "--concurrency",
-    "--tokens": "--max-tokens",
-    "--seeds": "--num-seeds",
-    "--samples": "--num-samples",
-    "--most-samples": "--max-samples",
-}
-"""Deprecated option names, with their new names."""
-
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=OUTPUT)
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        help="Write the report with its figures to this file, one HTML page.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-Candidate = Annotated[
-    str,
-    typer.Option(
-        metavar="URL",
-        help="The server under test: a URL, with or without /v1, or host:port.",
-        rich_help_panel=SERVERS,
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="The name of the model in requests.",
-        show_default="the first that the server lists",
-        rich_help_panel=SERVERS,
-    ),
-]
-ApiKey = Annotated[
-    str,
-    typer.Option(
-        "--api-key", envvar="OPENAI_API_KEY", help="The API key of the servers.", rich_help_panel=SERVERS
-    ),
-]
-DialectName = Annotated[
-    str | None,
-    typer.Option(
-        "--dialect",
-        help="vllm, sglang, llama-server, llama-cpp-python or tensorrt-llm.",
-        show_default="detected",
-        rich_help_panel=SERVERS,
-    ),
-]
-Timeout = Annotated[
-    float, typer.Option(help="Seconds after which a request is sent again.", rich_help_panel=SERVERS)
-]
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="One prompt per line, as text or as JSON with `prompt` or `turns`.",
-        show_default="four built-in prompts",
-        rich_help_panel=REQUESTS,
-    ),
-]
-NumPrompts = Annotated[
-    int | None,
-    typer.Option(min=1, help="Use the first N prompts only.", show_default="all", rich_help_panel=REQUESTS),
-]
-
-ErrorRate = Annotated[
-    float,
-    typer.Option(
-        min=1e-9,
-        max=0.5,
-        help="Probability that a faultless server is reported as different.",
-        rich_help_panel=TEST,
-    ),
-]
-Epsilon = Annotated[
-    float | None,
-    typer.Option(
-        min=1e-6,
-        max=0.5,
-        help="Total variation distance allowed for rounding.",
-        show_default="measured",
-        rich_help_panel=TEST,
-    ),
-]
-
-
-@contextmanager
-def server_connections(
-    model: str | None, api_key: str, dialect: str | None, timeout: float
-) -> Iterator[Callable[[str], Endpoint]]:
-    """Yields a function that connects to a server; connections are closed on exit."""
-    from forerun.errors import ConfigurationError, did_you_mean
-    from forerun.servers.dialects import DIALECTS
-    from forerun.servers.endpoint import Endpoint
-
-    with ExitStack() as stack, no_verdict_on_error():
-
-        def connect(url: str) -> Endpoint:
-            if dialect is not None and dialect not in DIALECTS:
-                raise ConfigurationError(f"unknown dialect {dialect!r}; {did_you_mean(dialect, DIALECTS)}")
-            known = None if dialect is None else DIALECTS[dialect]
-            server = Endpoint(url, model=model, api_key=api_key, dialect=known, timeout=timeout)
-            stack.callback(server.close)
-            return server
-
-        yield connect
 
 
 @contextmanager
@@ -169,16 +45,9 @@ def check_page(page: Path | None, *, with_figures: bool = True) -> None:
     if page is not None:
         check_writable(page)
         if with_figures:
-            from forerun.plots import pyplot
+            from forerun.rendering.plots import require_matplotlib
 
-            pyplot()
-
-
-def is_url(text: str) -> bool:
-    """Whether this names a server rather than the directory of a model."""
-    if Path(text).is_dir():
-        return False
-    return text.startswith(("http://", "https://")) or _HOST_AND_PORT.fullmatch(text) is not None
+            require_matplotlib()
 
 
 def finish(report: AuditReport, *, as_json: bool, page: Path | None = None) -> NoReturn:

@@ -16,29 +16,25 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from forerun.config import SpeculationConfig
-from forerun.control import cost_cache
-from forerun.control.controller import Step
 from forerun.control.step_cost import StepCost
-from forerun.core.logits_processors import check_token_ids
 from forerun.core.tensors import torch
+from forerun.engines.guarded_drafter import DrafterTotals, DraftFormat
 from forerun.engines.local.request import FinishReason, Request, Result, Update
+from forerun.engines.local.request_checks import check_request
 from forerun.engines.local.running_request import RunningRequest
-from forerun.engines.local.speculator import TreeSpeculator
-from forerun.engines.local.startup import log_compilation, profile_step_cost
+from forerun.engines.local.startup import log_compilation
+from forerun.engines.local.step_profiler import load_or_profile_cost
 from forerun.engines.local.stop_checker import StopChecker
 from forerun.engines.local.verification import verify_requests
+from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.engines.speculator import Speculator
 from forerun.errors import ForerunError, InvalidRequest
-from forerun.models.runner import InputRows, Runner, max_context_length
+from forerun.models.input_rows import InputRows
+from forerun.models.runner import Runner
 from forerun.types import Draft, Drafter, Verdict
 
 MAX_PREFILL_ROWS: Final = 256
 """Maximum prompt tokens per forward pass, over all requests."""
-
-PROFILED_DRAFT_TOKENS: Final = 16
-"""Step costs are profiled up to this many draft tokens per request."""
-
-MAX_PROFILED_ROWS: Final = 512
-"""Step costs are profiled up to this many rows in total."""
 
 Prefill: TypeAlias = tuple[RunningRequest, int]
 """A request that does not decode in this step, and the number of its prompt tokens to compute."""
@@ -47,9 +43,10 @@ Prefill: TypeAlias = tuple[RunningRequest, int]
 class Engine:
     """Decodes requests on one model, with speculation if it has drafters.
 
-    A request uses `default_drafters`, by default all of them, unless it names others. `tokenizer` is needed
-    for text only. `eos_token_ids` are the model's end-of-sequence tokens. Without `cost`, an engine that
-    adapts its draft lengths profiles the cost of forward passes.
+    A request uses `default_drafters`, by default all of them, unless it names others; their drafts are merged
+    into one tree, or without `trees` into one chain. `tokenizer` is needed for text only. `eos_token_ids` are
+    the model's end-of-sequence tokens. Without `cost`, an engine that adapts its draft lengths profiles the
+    cost of forward passes.
     """
 
     def __init__(
@@ -58,6 +55,7 @@ class Engine:
         drafters: Mapping[str, Drafter] | None = None,
         *,
         default_drafters: Sequence[str] | None = None,
+        trees: bool = True,
         tokenizer: Any = None,
         eos_token_ids: frozenset[int] = frozenset(),
         config: SpeculationConfig | None = None,
@@ -69,26 +67,24 @@ class Engine:
         self.config = config or SpeculationConfig()
         if cost is None:
             needs_cost = drafters and self.config.adaptive
-            cost = self._load_or_profile_cost(target) if needs_cost else StepCost((1, 2), (1.0, 1.0))
-        self.speculator = TreeSpeculator(
-            drafters or {}, default_drafters, cost, target.vocab_size, adaptive=self.config.adaptive
+            cost = (
+                load_or_profile_cost(target, self.config.max_draft)
+                if needs_cost
+                else StepCost((1, 2), (1.0, 1.0))
+            )
+        self.drafter_totals = DrafterTotals()
+        self.speculator = Speculator(
+            drafters or {},
+            cost,
+            DraftFormat(target.vocab_size, trees=trees),
+            default_drafters=default_drafters,
+            adaptive=self.config.adaptive,
+            counters=self.drafter_totals,
         )
         self.seconds = 0.0
         self._waiting: deque[Request] = deque()
         self._running: dict[str, RunningRequest] = {}
         self._final_updates: list[Update] = []
-
-    def _load_or_profile_cost(self, target: Runner) -> StepCost:
-        """The step cost of this model on this machine: from the cache, or profiled now and cached."""
-        max_rows = target.cache.num_slots * (1 + min(self.config.max_draft, PROFILED_DRAFT_TOKENS))
-        max_rows = min(max_rows, MAX_PROFILED_ROWS, target.max_length)
-        threads = torch.get_num_threads()
-        key = cost_cache.cache_key(engine="local", model=target.description, widest=max_rows, threads=threads)
-        cost = cost_cache.load(key)
-        if cost is None:
-            cost = profile_step_cost(target.time_forward, max_rows)
-            cost_cache.save(key, cost)
-        return cost
 
     @property
     def num_unfinished(self) -> int:
@@ -101,31 +97,9 @@ class Engine:
             raise InvalidRequest(
                 f"a request with id {request.id!r} is unfinished; give each request its own id"
             )
-        if len(request.prompt) >= self.target.max_length:
-            raise InvalidRequest(
-                f"the prompt has {len(request.prompt)} tokens; prompt and output must fit in"
-                f" {self.target.max_length}: {self._length_remedy()}"
-            )
-        unknown = [token for token in request.prompt if not 0 <= token < self.target.vocab_size]
-        if unknown:
-            raise InvalidRequest(
-                f"the prompt has token {unknown[0]}; the vocabulary has {self.target.vocab_size} tokens"
-            )
-        if self.tokenizer is None and any(isinstance(stop, str) for stop in request.stop):
-            raise InvalidRequest(
-                "a stop text needs a tokenizer, and the model has none: stop at token ids, pass tokenizer=,"
-                " or add the tokenizer's files to the model's directory"
-            )
-        check_token_ids(request.sampling, self.target.vocab_size)
+        check_request(request, self.target, has_tokenizer=self.tokenizer is not None)
         self.speculator.check_known(request.drafters or ())
         self._waiting.append(request)
-
-    def _length_remedy(self) -> str:
-        """The advice for a prompt that is too long."""
-        limit = max_context_length(self.target.model)
-        if self.target.max_length < limit:
-            return f"shorten it, or raise max_length (--max-length), for this model up to {limit}"
-        return "shorten it; this is the model's own context length"
 
     def cancel(self, request_id: str) -> None:
         """Abort a request; the next step returns its last update. Ignores finished and unknown requests."""
@@ -145,22 +119,21 @@ class Engine:
         began = time.perf_counter()
         try:
             prefilling, decoding = self._schedule()
-            step, drafts = self._draft(prefilling, decoding)
-            survivals = self.speculator.survivals(step, drafts)
-            logits = self._forward(prefilling, decoding, drafts)
-            verdicts = self._verify(decoding, drafts, logits)
+            step = self._draft(prefilling, decoding)
+            survivals = self.speculator.survivals(step)
+            logits = self._forward(prefilling, decoding, step.drafts)
+            verdicts = self._verify(decoding, step, logits)
         except BaseException:  # for example out of memory, or an interrupt
             self._roll_back()
             raise
         updates, self._final_updates = self._final_updates, []
         updates += [
-            self._commit(running, draft, verdict, survival)
-            for running, draft, verdict, survival in zip(decoding, drafts, verdicts, survivals, strict=True)
+            self._commit(running, step, verdict, survival)
+            for running, verdict, survival in zip(decoding, verdicts, survivals, strict=True)
         ]
         seconds = time.perf_counter() - began
         self.seconds += seconds
-        request_ids = [running.request.id for running in decoding]
-        self.speculator.end_step(step, request_ids, drafts, verdicts, seconds)
+        self.speculator.close(step, seconds)
         return updates
 
     def stream(self) -> Iterator[Update]:
@@ -193,18 +166,20 @@ class Engine:
             max_tokens = min(request.max_tokens, self.target.max_length - len(request.prompt))
             eos_token_ids = frozenset() if request.ignore_end else self.eos_token_ids
             stop_checker = StopChecker(self.tokenizer, request.stop, eos_token_ids, max_tokens)
-            running = RunningRequest(request, self.target.allocate(), stop_checker)
-            self._running[request.id] = running
-            self.speculator.admit(running)
+            self._running[request.id] = RunningRequest(request, self.target.allocate(), stop_checker)
 
-    def _draft(
-        self, prefilling: Sequence[Prefill], decoding: Sequence[RunningRequest]
-    ) -> tuple[Step, list[Draft]]:
-        """One draft per decoding request, empty where drafting does not pay."""
+    def _draft(self, prefilling: Sequence[Prefill], decoding: Sequence[RunningRequest]) -> SpeculativeStep:
+        """A step with one draft per decoding request, empty where drafting does not pay."""
         num_rows = sum(num for _, num in prefilling) + sum(map(self._num_uncomputed, decoding))
         context = sum(self.target.length(running.slot) for running in self._running.values())
-        budgets = [self._max_draft_tokens(running) for running in decoding]
-        return self.speculator.draft(decoding, budgets, num_rows, context)
+        step = self.speculator.draft([self._draft_request(each) for each in decoding], num_rows, context)
+        self.speculator.choose(step)
+        return step
+
+    def _draft_request(self, running: RunningRequest) -> DraftRequest:
+        request = running.request
+        max_tokens = self._max_draft_tokens(running)
+        return DraftRequest(running.view, max_tokens, request.drafters, request.sampling.greedy)
 
     def _max_draft_tokens(self, running: RunningRequest) -> int:
         """A request's draft budget: within its limits and its slot, and zero before its last token."""
@@ -241,14 +216,14 @@ class Engine:
         return len(running.tokens) - self.target.length(running.slot)
 
     def _verify(
-        self, decoding: Sequence[RunningRequest], drafts: Sequence[Draft], logits: torch.Tensor
+        self, decoding: Sequence[RunningRequest], step: SpeculativeStep, logits: torch.Tensor
     ) -> list[Verdict | ForerunError]:
         """Verify all drafts; the KV cache commits the rows of accepted draft tokens and drops the others."""
         requests = [
             running.verify_request(
-                draft, self._lenience(running.request), self.speculator.can_block_verify(running)
+                draft, self._lenience(running.request), self.speculator.merger.can_block_verify(step, index)
             )
-            for running, draft in zip(decoding, drafts, strict=True)
+            for index, (running, draft) in enumerate(zip(decoding, step.drafts, strict=True))
         ]
         verdicts = verify_requests(requests, logits, self.config.verifier)
         paths = {}
@@ -270,19 +245,20 @@ class Engine:
     def _commit(
         self,
         running: RunningRequest,
-        draft: Draft,
+        step: SpeculativeStep,
         verdict: Verdict | ForerunError,
         survival: tuple[float, ...],
     ) -> Update:
         """Append the tokens of a verdict to a request, report it to the drafters, finish it at a stop."""
         if isinstance(verdict, ForerunError):
             return self._finish(running, "error", error=verdict)
+        draft = step.draft_of(running.request.id)
         try:
             tokens = running.commit(draft, verdict)
         except Exception as error:  # a tokenizer may raise anything
             fault = InvalidRequest(f"the tokenizer cannot decode the output: {error!r}")
             return self._finish(running, "error", error=fault)
-        self.speculator.observe(running, draft, verdict)
+        self.speculator.observe(step, running.request.id, verdict)
         reason = running.stop_checker.reason
         text = running.stop_checker.take_text()
         update = Update(running.request.id, tuple(tokens), text, draft, verdict, survival=survival)
@@ -298,7 +274,7 @@ class Engine:
         """Free a request's slot and state; return its last update."""
         del self._running[running.request.id]
         self.target.free(running.slot)
-        self.speculator.forget(running.view)
+        self.speculator.forget(running.request.id, running.view)
         result = running.result(reason, error)
         update = update or Update(running.request.id)
         return replace(update, text=update.text + running.stop_checker.take_text(), result=result)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, overload
 
 from forerun.config import SpeculationConfig
 from forerun.core.tensors import torch
 from forerun.drafters.draft_model import ModelDrafter
 from forerun.drafters.registry import make_drafters, warm_up
+from forerun.engines.local.drafter_spec import DrafterSpec, resolve_drafters
 from forerun.engines.local.engine import Engine
-from forerun.engines.local.request import Request, Result, Update
+from forerun.engines.local.request import Request, Result, Update, request_factory
 from forerun.engines.local.startup import log_compilation
 from forerun.engines.local.trace_writer import TraceWriter
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
-from forerun.models.loading import get_eos_token_ids, load_model, load_tokenizer, resolve_device
+from forerun.models.loading import (
+    get_eos_token_ids,
+    load_model,
+    load_tokenizer,
+    resolve_device,
+    resolve_dtype,
+)
 from forerun.models.runner import Runner
 from forerun.models.tokenization import PromptLike, check_same_vocabulary, encode
-from forerun.types import Drafter, SamplingParams
-
-DrafterSpec: TypeAlias = str | Drafter | Sequence[str | Drafter]
-"""Drafters: `auto`, `none`, names, `model:PATH`, `module:class`, drafter objects, or several of these."""
+from forerun.types import Drafter
 
 BRANCHES: Final = 3
 """Children per node in the tree of a draft model."""
@@ -36,7 +39,8 @@ class LLM:
     """A loaded model that generates with speculative decoding.
 
     `model` is a directory, a name, or a transformers model (pass its `tokenizer` too, to use text). A model
-    by name is loaded onto `device`, by default a GPU if there is one. Memory for `max_batch` requests of
+    by name is loaded in `dtype`, by default that of its checkpoint, onto `device`, by default a GPU if there
+    is one; with a model object, both raise `ConfigurationError`. Memory for `max_batch` requests of
     `max_length` tokens is allocated at the start. With `tree` off, drafts are chains. `config` has every
     other setting of speculation; `drafter` takes precedence over its drafters unless it is `auto`.
 
@@ -60,19 +64,21 @@ class LLM:
         config: SpeculationConfig | None = None,
     ) -> None:
         by_name = isinstance(model, str | Path)
-        if device is not None and not by_name:
+        if not by_name and (device is not None or dtype is not None):
             raise ConfigurationError(
-                "device applies to a model given by name; move a model object to its device before passing it"
+                f"got a {type(model).__name__} with dtype={dtype} and device={device}, which apply to a model"
+                " given by name; call .to(...) on a model object before passing it"
             )
-        target: Any = load_model(model, _dtype(dtype), resolve_device(device)) if by_name else model
+        target: Any = load_model(model, resolve_dtype(dtype), resolve_device(device)) if by_name else model
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
-        config, given, default_drafters = _resolve_drafters(drafter, config or SpeculationConfig())
+        config, given, default_drafters = resolve_drafters(drafter, config or SpeculationConfig())
         with log_compilation():
             runner = Runner(target, num_slots=max_batch, max_length=max_length or DEFAULT_MAX_LENGTH)
             self.engine = Engine(
                 runner,
                 self._drafters(config, given, runner, tree),
                 default_drafters=default_drafters,
+                trees=tree,
                 tokenizer=self.tokenizer,
                 eos_token_ids=get_eos_token_ids(target),
                 config=config,
@@ -139,7 +145,7 @@ class LLM:
         """Generate outputs and yield every step's updates; ids are numbers in the order of the prompts."""
         if self.engine.num_unfinished:
             raise InvalidRequest("this LLM has an unfinished stream; exhaust or close it first")
-        make_request = _request_factory({"temperature": 0.0, **settings})
+        make_request = request_factory({"temperature": 0.0, **settings})
         names: list[str] = []
         try:
             for prompt in prompts:
@@ -215,40 +221,6 @@ def generate(
     return llm.generate(prompts, **settings)
 
 
-def _resolve_drafters(
-    drafter: DrafterSpec, config: SpeculationConfig
-) -> tuple[SpeculationConfig, dict[str, Drafter], tuple[str, ...]]:
-    """The configuration with the named drafters, the given drafter objects by name, and the default drafters.
-
-    `auto` keeps the drafters of the configuration.
-    """
-    specs: Sequence[str | Drafter] = [drafter] if isinstance(drafter, str | Drafter) else drafter
-    if not specs:
-        raise ConfigurationError(
-            "the list of drafters is empty; use auto, or none for non-speculative decoding"
-        )
-    names = [name.strip() for each in specs if isinstance(each, str) for name in each.split(",")]
-    given: dict[str, Drafter] = {}
-    for each in specs:
-        if not isinstance(each, str):
-            name = type(each).__name__
-            given[name if name not in given else f"{name} {len(given) + 1}"] = each
-    paths = [name.removeprefix("model:") for name in names if name.startswith("model:")]
-    others = tuple(name for name in names if not name.startswith("model:"))
-    if len(paths) > 1:
-        raise ConfigurationError(f"expected at most one draft model; got {', '.join(paths)}")
-    changes: dict[str, Any] = {"draft_model": paths[0]} if paths else {}
-    if others == ("none",):
-        changes["max_draft"] = 0
-    elif others not in {(), ("auto",)}:
-        changes["drafters"] = others
-    elif paths and not others:
-        changes["drafters"] = ("model",)
-    config = SpeculationConfig(**{**config.model_dump(), **changes})
-    by_name = ["suffix" if name == "auto" else name for name in config.drafters] if names else []
-    return config, given, (*by_name, *given, "model")
-
-
 def _encode(tokenizer: Any, prompt: PromptLike) -> list[int]:
     """The token ids of a prompt; every failure is a `ForerunError`."""
     try:
@@ -257,23 +229,6 @@ def _encode(tokenizer: Any, prompt: PromptLike) -> list[int]:
         raise
     except Exception as error:  # a chat template may raise anything
         raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
-
-
-def _request_factory(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Request]:
-    """A function that makes requests with these settings; raises if one of them is unknown."""
-    given = dict(settings)
-    known = {each.name for each in fields(SamplingParams)}
-    sampling = SamplingParams(**{name: given.pop(name) for name in known & given.keys()})
-    unknown = given.keys() - {each.name for each in fields(Request)} | given.keys() & {
-        "id",
-        "prompt",
-        "sampling",
-    }
-    if unknown:
-        raise InvalidRequest(f"unknown setting {min(unknown)!r}; see SamplingParams and Request")
-    stop = given.pop("stop", None) or ()
-    given["stop"] = (stop,) if isinstance(stop, str | int) else tuple(stop)
-    return lambda name, prompt: Request(id=name, prompt=prompt, sampling=sampling, **given)
 
 
 def _tokenizer(model: str | Path) -> Any:
@@ -293,13 +248,3 @@ def _draft_tokenizer(path: str) -> Any:
             f"the draft model {path} has no tokenizer to compare with the target's:"
             " add its tokenizer's files to that directory"
         ) from error
-
-
-def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
-    """A dtype by its name."""
-    if given is None or isinstance(given, torch.dtype):
-        return given
-    dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(given, given), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigurationError(f"unknown dtype {given!r}; expected bfloat16, float16 or float32")
-    return dtype

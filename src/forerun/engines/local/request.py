@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from forerun.errors import ForerunError, InvalidRequest
@@ -138,3 +138,20 @@ class Update:
     verdict: Verdict | None = None
     result: Result | None = None
     survival: tuple[float, ...] = ()
+
+
+def request_factory(settings: Mapping[str, Any]) -> Callable[[str, tuple[int, ...]], Request]:
+    """A function that makes requests with these settings; raises if one of them is unknown."""
+    given = dict(settings)
+    known = {each.name for each in fields(SamplingParams)}
+    sampling = SamplingParams(**{name: given.pop(name) for name in known & given.keys()})
+    unknown = given.keys() - {each.name for each in fields(Request)} | given.keys() & {
+        "id",
+        "prompt",
+        "sampling",
+    }
+    if unknown:
+        raise InvalidRequest(f"unknown setting {min(unknown)!r}; see SamplingParams and Request")
+    stop = given.pop("stop", None) or ()
+    given["stop"] = (stop,) if isinstance(stop, str | int) else tuple(stop)
+    return lambda name, prompt: Request(id=name, prompt=prompt, sampling=sampling, **given)

@@ -8,7 +8,7 @@ from collections import Counter
 
 from forerun.core.logits_processors import TokenHistory
 from forerun.core.verify import VerifyRequest
-from forerun.drafters.tree_merge import SOURCE_SEPARATOR
+from forerun.drafters.tree_merge import sources_of
 from forerun.engines.local.request import DrafterStats, FinishReason, Request, Result, Stats
 from forerun.engines.local.stop_checker import StopChecker
 from forerun.errors import ForerunError
@@ -59,9 +59,9 @@ class RunningRequest:
             self._first_token = time.perf_counter()
         self._num_steps += 1
         for name in draft.source:
-            self._drafted.update(name.split(SOURCE_SEPARATOR))
+            self._drafted.update(sources_of(name))
         for node in verdict.accepted[: len(committed)]:
-            self._accepted.update(draft.source[node].split(SOURCE_SEPARATOR))
+            self._accepted.update(sources_of(draft.source[node]))
         self._num_draft_tokens += len(draft)
         self._num_accepted += min(len(verdict.accepted), len(committed))
         return committed

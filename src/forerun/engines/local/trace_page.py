@@ -1,4 +1,4 @@
-"""A trace as one self-contained HTML page, without scripts and network access.
+"""A trace as an HTML page.
 
 It shows each output with accepted tokens in colour, a bar per step, and the draft tree of every step.
 """
@@ -8,45 +8,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any, Final
 
 from forerun.engines.local.trace_reader import RequestTrace, best_rejected
+from forerun.rendering.html_page import element, text_element, write_html_page
 from forerun.types import ROOT
 
-_PAGE: Final = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>forerun trace: $title</title>
-<style>
-:root { color-scheme: light dark; --text: #212529; --page: #ffffff; --panel: #f1f3f5; --line: #dee2e6;
-  --faint: #6c757d; --accepted: #237032; --acceptedbg: #e6f4ea; --target: #1c5fb0; --targetbg: #e3eefb;
-  --rejected: #c92a2a; --acceptedbar: #40a85b; --targetbar: #1c5fb0 }
-@media (prefers-color-scheme: dark) {
-:root { --text: #dee2e6; --page: #16191d; --panel: #24292f; --line: #3a4149;
-  --faint: #9aa3ad; --accepted: #7bd88f; --acceptedbg: #173a22; --target: #8fc1ff; --targetbg: #16304f;
-  --rejected: #ff8787; --acceptedbar: #40a85b; --targetbar: #4d8fe0 }
-}
-body { font: 16px/1.55 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
-  color: var(--text); background: var(--page) }
-h1 { font-size: 1.4rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-top: 2.5rem }
-h3 { font-size: 1rem; margin: 1.6rem 0 .4rem }
+_STYLE: Final = """
+body { max-width: 64rem }
 .facts { display: flex; flex-wrap: wrap; gap: .6rem; padding: 0; list-style: none }
 .facts li { background: var(--panel); border-radius: .5rem; padding: .45rem .9rem }
 .facts b { font-size: 1.15rem; display: block }
 .legend span { margin-right: 1.2rem }
-.accepted { color: var(--accepted); background: var(--acceptedbg) }
-.target { color: var(--target); background: var(--targetbg) }
+.accepted { color: var(--green); background: var(--green-tint) }
+.target { color: var(--blue); background: var(--blue-tint) }
 .accepted, .target { border-radius: .2rem; padding: .05rem 0 }
-.rejected { color: var(--rejected); text-decoration: line-through }
+.rejected { color: var(--red); text-decoration: line-through }
 .prompt, .drafter, .n { color: var(--faint) }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; padding: 1rem; border: 1px solid var(--line);
   border-radius: .5rem; line-height: 1.8 }
-svg { width: 100%; height: auto; display: block }
-rect.acceptedbar { fill: var(--acceptedbar) } rect.targetbar { fill: var(--targetbar) }
+svg { width: 100%; display: block }
+rect.acceptedbar { fill: var(--green) } rect.targetbar { fill: var(--blue) }
 svg line { stroke: var(--line) } svg text { fill: var(--faint) }
 details { border-bottom: 1px solid var(--line); padding: .25rem 0 }
 summary { cursor: pointer; font: .85rem/1.5 ui-monospace, monospace; white-space: pre-wrap;
@@ -54,26 +36,23 @@ summary { cursor: pointer; font: .85rem/1.5 ui-monospace, monospace; white-space
 .n { display: inline-block; min-width: 7.5rem }
 ul.tree { font: .8rem/1.5 ui-monospace, monospace; list-style: none; padding-left: 1.2rem;
   border-left: 1px solid var(--line); margin: .1rem 0 .1rem .4rem; white-space: pre-wrap }
-</style>
-</head>
-<body>
-<h1>forerun trace</h1>
-<p class="legend"><span class="accepted">accepted draft token</span>
-<span class="target">bonus or recovered token</span> <span class="rejected">rejected draft token</span>
-<span class="drafter">drafter, survival probability that the controller used</span></p>
-$requests
-</body>
-</html>
-""")
+"""
 
 
 def write_page(traces: Sequence[RequestTrace], file: Path) -> None:
     """Write the page of a trace."""
-    title = escape(traces[0].prompt[:60]) or "steps"
-    file.write_text(
-        _PAGE.substitute(title=title, requests="\n".join(_request(trace) for trace in traces)),
-        encoding="utf-8",
-    )
+    legend = [
+        _span("accepted", "accepted draft token"),
+        _span("target", "bonus or recovered token"),
+        _span("rejected", "rejected draft token"),
+        _span("drafter", "drafter, survival probability that the controller used"),
+    ]
+    body = [
+        text_element("h1", "forerun trace"),
+        element("p", " ".join(legend), "legend"),
+        *(_request(trace) for trace in traces),
+    ]
+    write_html_page(file, f"forerun trace: {traces[0].prompt[:60] or 'steps'}", body, _STYLE)
 
 
 def _request(trace: RequestTrace) -> str:
@@ -190,7 +169,7 @@ def _drafter(draft_token: dict[str, Any]) -> str:
 
 
 def _span(kind: str, text: str) -> str:
-    return f'<span class="{kind}">{escape(text)}</span>'
+    return text_element("span", text, kind)
 
 
 def _on_one_line(text: str) -> str:

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from forerun.errors import UnreadableTrace
+from forerun.json_records import rename_keys
 from forerun.types import ROOT
 
-_FORMER_KEYS: Final = {"said": "tokens", "guesses": "draft_tokens", "by": "drafter", "drawn": "sampled"}
+_OLD_KEYS: Final = {"said": "tokens", "guesses": "draft_tokens", "by": "drafter", "drawn": "sampled"}
 """Keys of traces written by earlier versions, and their present names."""
+
+MAX_REJECTED: Final = 8
+"""Rejected draft tokens of a step that are shown."""
 
 
 @dataclass(slots=True)
@@ -25,12 +29,12 @@ class RequestTrace:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def best_rejected(parents: Sequence[int], accepted: Sequence[int], max_tokens: int = 8) -> list[int]:
+def best_rejected(parents: Sequence[int], accepted: Sequence[int]) -> list[int]:
     """The most probable rejected draft token and its descendants, as nodes of the draft in order."""
     last = accepted[-1] if accepted else ROOT
     path: list[int] = []
     for node, parent in enumerate(parents):
-        if parent == last and len(path) < max_tokens:
+        if parent == last and len(path) < MAX_REJECTED:
             path.append(node)
             last = node
     return path
@@ -64,10 +68,6 @@ def read_trace(file: Path) -> list[RequestTrace]:
 
 def _read_step(row: Mapping[str, Any]) -> dict[str, Any]:
     """One step of a trace."""
-    step = _rename_former_keys(row)
-    draft_tokens = [_rename_former_keys(each) for each in step["draft_tokens"]]
+    step = rename_keys(row, _OLD_KEYS)
+    draft_tokens = [rename_keys(each, _OLD_KEYS) for each in step["draft_tokens"]]
     return {key: step[key] for key in ("seconds", "tokens", "accepted")} | {"draft_tokens": draft_tokens}
-
-
-def _rename_former_keys(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {_FORMER_KEYS.get(key, key): value for key, value in row.items()}

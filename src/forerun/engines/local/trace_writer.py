@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, TextIO
 
-from forerun.drafters.match_tree import SURVIVAL
 from forerun.engines.local.request import Update
 from forerun.models.tokenization import decode
 
@@ -42,9 +41,7 @@ class TraceWriter:
         """Write a step of a request, and its result if it has one."""
         if update.verdict is not None:
             draft = update.draft
-            estimates = (
-                [None] * len(draft) if draft.evidence is None else draft.evidence[:, SURVIVAL].tolist()
-            )
+            estimates = [None] * len(draft) if draft.survival is None else draft.survival.tolist()
             self._write(
                 {
                     "id": update.id,

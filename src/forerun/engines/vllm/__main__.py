@@ -22,12 +22,14 @@ from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from forerun.drafters.registry import check_known
+from forerun.engines.vllm import contract
 from forerun.engines.vllm.launch import speculation_config, visible_cores
 from forerun.engines.vllm.shared_counters import INSTANCE_VARIABLE
 
 
 def main() -> None:
     """Parse the command line as `vllm` does, and serve."""
+    contract.check_serve()
     cli_env_setup()
     parser = FlexibleArgumentParser(prog="vllm")
     command = ServeSubcommand()

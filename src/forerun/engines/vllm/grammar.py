@@ -7,13 +7,55 @@ model may tokenize it differently; then it rejects these draft tokens like any o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+from forerun.control.candidates import drafter_survival
+from forerun.types import Draft
+
+GRAMMAR: Final = "grammar"
+"""The drafter that proposes forced tokens."""
+
+FORCED_PROBABILITY: Final = 0.98
+"""Acceptance probability of a token that a grammar forces: the same text may be tokenized differently."""
 
 Encode = Callable[[str], list[int]]
 
 _BITS: Final = 32
+
+
+def constrain(draft: Draft, request: Any, manager: Any, *, max_tokens: int) -> Draft:
+    """A chain as far as a request's grammar allows it, extended by forced tokens to at most `max_tokens`."""
+    draft = draft.truncate(len(manager.validate_tokens(request, draft.tokens.tolist())))
+    grammar = request.structured_output_request.grammar
+    if len(draft) >= max_tokens or grammar is None or not _is_constrained(request, manager):
+        return draft
+    encode = partial(manager.tokenizer.encode, add_special_tokens=False)
+    return _extend(draft, forced_tokens(grammar, draft.tokens.tolist(), max_tokens - len(draft), encode))
+
+
+def _is_constrained(request: Any, manager: Any) -> bool:
+    """Whether the request's grammar applies already: it may start after the reasoning."""
+    ended = request.structured_output_request.reasoning_ended
+    return bool(manager.reasoner_cls is None or manager.enable_in_reasoning or ended)
+
+
+def _extend(draft: Draft, forced: Sequence[int]) -> Draft:
+    """A chain with forced tokens at its end."""
+    before = drafter_survival(draft)
+    last = float(before[-1]) if len(draft) else 1.0
+    more = last * np.cumprod(np.full(len(forced), FORCED_PROBABILITY))
+    chain = Draft.chain([*draft.tokens.tolist(), *forced])
+    return replace(
+        chain,
+        source=(*draft.source, *(GRAMMAR for _ in forced)),
+        survival=np.concatenate([before, more]).astype(np.float32),
+    )
 
 
 def forced_tokens(grammar: Any, draft: Sequence[int], max_tokens: int, encode: Encode) -> list[int]:
@@ -21,9 +63,9 @@ def forced_tokens(grammar: Any, draft: Sequence[int], max_tokens: int, encode: E
 
     Supports xgrammar; other grammars force no tokens. Leaves the state of the grammar unchanged.
     """
-    matcher: Any = getattr(grammar, "matcher", None)
-    if max_tokens <= 0 or not hasattr(matcher, "find_jump_forward_string") or grammar.is_terminated():
+    if max_tokens <= 0 or not isinstance(grammar, XgrammarGrammar) or grammar.is_terminated():
         return []
+    matcher: Any = grammar.matcher
     accepted: list[int] = []
     try:
         new = list(draft)

@@ -6,9 +6,12 @@ Every process of vLLM imports this module, so it imports neither vllm nor compil
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,8 +101,22 @@ def serve_command(model: str, flags: Sequence[str]) -> list[str]:
 
 
 def speculation_config(vllm_config: Any) -> SpeculationConfig:
-    """forerun's configuration, from vLLM's `additional_config`."""
-    return SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
+    """forerun's configuration, from vLLM's `additional_config`.
+
+    Deprecated values are logged once per process, because a server does not show warnings of Python.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DeprecationWarning)
+        config = SpeculationConfig.parse((vllm_config.additional_config or {}).get("forerun", {}))
+    for each in caught:
+        log_deprecation(str(each.message))
+    return config
+
+
+@cache
+def log_deprecation(message: str) -> None:
+    """Log a deprecation, once per process."""
+    logging.getLogger("vllm.forerun").warning("%s", message)
 
 
 def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:

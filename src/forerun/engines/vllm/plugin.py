@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 from prometheus_client import REGISTRY
 from prometheus_client.multiprocess import MultiProcessCollector
+from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
+from forerun.engines.vllm import contract
 from forerun.engines.vllm.launch import SCHEDULER, speculation_config
 from forerun.engines.vllm.metrics import SpecDecodeCollector
 from forerun.engines.vllm.request_options import RequestOptions
@@ -30,9 +32,12 @@ _instances: set[str] = set()
 def register() -> None:
     """Patch vLLM's front end; vLLM may call this more than once."""
     _patch_llvmlite()
-    if getattr(InputProcessor, "_forerun", False):
-        return
-    InputProcessor._forerun = True
+    _patch_input_processor()
+
+
+@cache
+def _patch_input_processor() -> None:
+    """Patch it once, however often it is called."""
     InputProcessor.__init__ = _patch_init(InputProcessor.__init__)
     InputProcessor._validate_params = _patch_validate(InputProcessor._validate_params)
 
@@ -40,11 +45,9 @@ def register() -> None:
 def _uses_our_scheduler(vllm_config: Any) -> bool:
     """Whether a vLLM runs with forerun's scheduler."""
     chosen = vllm_config.scheduler_config.scheduler_cls
-    return chosen == SCHEDULER if isinstance(chosen, str) else _path(chosen) == SCHEDULER
-
-
-def _path(kind: Any) -> str:
-    return f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
+    if isinstance(chosen, type):
+        return f"{chosen.__module__}.{chosen.__qualname__}" == SCHEDULER
+    return bool(chosen == SCHEDULER)
 
 
 def _patch_init(stock: Any) -> Any:
@@ -55,6 +58,7 @@ def _patch_init(stock: Any) -> Any:
         stock(self, vllm_config, *args, **kwargs)
         self._forerun_drafters = None
         if _uses_our_scheduler(vllm_config):
+            contract.check_input_processor(self)
             self._forerun_drafters = speculation_config(vllm_config).names
             self.speculative_config = None
             bound_shutdown()
@@ -68,9 +72,9 @@ def _patch_validate(stock: Any) -> Any:
 
     @wraps(stock)
     def validate(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._forerun_drafters is not None:
+        if self._forerun_drafters is not None and isinstance(params, SamplingParams):
             try:
-                RequestOptions.parse(getattr(params, "extra_args", None), self._forerun_drafters)
+                RequestOptions.parse(params.extra_args, self._forerun_drafters)
             except InvalidRequest as error:
                 raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
         return stock(self, params, *args, **kwargs)
@@ -103,9 +107,11 @@ def _patch_llvmlite() -> None:
     vLLM's search for kernels reads `__dict__` of every object, and llvmlite, which numba imports, resolves
     any attribute name as a function of its library.
     """
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    stock = getattr(getattr(ffi, "_lib_wrapper", None), "__getattr__", None)
-    if stock is None or hasattr(stock, "__wrapped__"):
+    ffi: Any = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is None:
+        return
+    stock = ffi._lib_wrapper.__getattr__
+    if hasattr(stock, "__wrapped__"):  # patched already
         return
 
     @wraps(stock)
@@ -114,4 +120,4 @@ def _patch_llvmlite() -> None:
             raise AttributeError(name)
         return stock(self, name)
 
-    ffi._lib_wrapper.__getattr__ = find  # type: ignore[union-attr]
+    ffi._lib_wrapper.__getattr__ = find

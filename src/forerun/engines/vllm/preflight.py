@@ -107,7 +107,7 @@ def _check_port(given: Sequence[str]) -> None:
         try:
             probe.bind((host, int(port)))
         except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise ConfigurationError(
                 f"cannot listen on {host or 'all addresses'}, port {port}: {reason.lower()};"
                 " give another --port or --host, or stop the server that uses it"

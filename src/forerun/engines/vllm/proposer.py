@@ -18,8 +18,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from forerun.control.controller import Step
-from forerun.engines.vllm.speculator import ChainSpeculator, DraftRequest, ProposedDraft
+from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.engines.vllm.launch import speculation_config
+from forerun.engines.vllm.speculation import chain_verdict, make_speculator, make_stats, max_draft_tokens
 from forerun.engines.vllm.stats import logger
 from forerun.errors import ConfigurationError
 from forerun.types import RequestView
@@ -51,15 +52,16 @@ class LookupProposer:
     """The proposer that `custom_class` loads: it returns a list of draft tokens for every row."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self.speculator = ChainSpeculator(vllm_config)
-        if self.speculator.config.share_outputs:
+        if speculation_config(vllm_config).share_outputs:
             raise ConfigurationError(
                 "share_outputs needs the salt of each request, which vLLM does not pass to proposers;"
                 " leave it out, or use forerun serve"
             )
+        self.stats = make_stats(vllm_config)
+        self.speculator = make_speculator(vllm_config, self.stats)
+        self.max_draft_tokens = max_draft_tokens(vllm_config)
         self.rows = RowTracker(max_requests=2 * vllm_config.scheduler_config.max_num_seqs)
-        self._step: Step | None = None
-        self._drafts: dict[str, ProposedDraft] = {}
+        self._step: SpeculativeStep | None = None
         self._started_at = 0.0
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -91,26 +93,28 @@ class LookupProposer:
             {each.name: sampled_token_ids[row] for row, each in zip(decoding, occupants, strict=True)}
         )
         requests = [
-            DraftRequest(RequestView(each.name, text), self.speculator.max_draft_tokens)
+            DraftRequest(RequestView(each.name, text), self.max_draft_tokens)
             for each, text in zip(occupants, texts, strict=True)
         ]
         self._started_at = time.perf_counter()
-        step = self.speculator.begin_step(requests, rows=len(requests), context=sum(map(len, texts)))
-        drafts = self.speculator.draft(step, requests)
-        self.speculator.choose(step, drafts)
-        self._step = step
-        self._drafts = {request.name: draft for request, draft in zip(requests, drafts, strict=True)}
-        by_row = {row: draft.tokens for row, draft in zip(decoding, drafts, strict=True)}
+        step = self._step = self.speculator.draft(requests, len(requests), context=sum(map(len, texts)))
+        self.speculator.choose(step)
+        by_row = {row: draft.tokens.tolist() for row, draft in zip(decoding, step.drafts, strict=True)}
         return [by_row.get(row, []) for row in range(len(sampled_token_ids))]
 
     def _end_step(self, outputs: dict[str, list[int]]) -> None:
         """Record the outcome of the last drafts from the tokens that each request generated."""
         step, self._step = self._step, None
+        if step is None:
+            return
         seconds = time.perf_counter() - self._started_at
-        for name in outputs.keys() & self._drafts.keys():
-            self.speculator.observe(name, self._drafts[name], outputs[name])
-        if step is not None and outputs.keys() == self._drafts.keys() and seconds < MAX_STEP_SECONDS:
-            self.speculator.record_step(step, list(self._drafts.values()), seconds)
+        for request, draft in zip(step.requests, step.drafts, strict=True):
+            if request.name in outputs:
+                verdict = chain_verdict(outputs[request.name], len(draft))
+                self.speculator.observe(step, request.name, verdict)
+        is_timed = outputs.keys() == {request.name for request in step.requests}
+        if is_timed and seconds < MAX_STEP_SECONDS:
+            self.speculator.close(step, seconds)
 
 
 class RowOccupant:

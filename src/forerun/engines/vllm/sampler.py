@@ -12,24 +12,26 @@ If every request is greedy and no setting depends on the output, all rows are ve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
-from vllm.v1.sample.logits_processor import (
-    LogitBiasLogitsProcessor,
-    MinPLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.request_options import RequestOptions
+from forerun.engines.vllm.sampling_settings import (
+    below_min_tokens,
+    is_argmax_only,
+    is_row_independent,
+    must_match,
+    one_row_per_request,
+    select_requests,
+)
 from forerun.engines.vllm.step_plan import StepPlan
 from forerun.engines.vllm.verification import (
     RejectionRequest,
@@ -73,10 +75,10 @@ class SpeculativeSampler(torch.nn.Module):
         Ignores `draft_probs`, which has no rows for looked-up draft tokens; q is read from the runner.
         """
         del draft_probs
-        sampling_metadata = _one_row_per_request(sampling_metadata)
+        sampling_metadata = one_row_per_request(sampling_metadata)
         drafts = _split(metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
         rejection = self._rejection_requests(drafts, sampling_metadata)
-        if not rejection and _is_argmax_only(sampling_metadata):
+        if not rejection and is_argmax_only(sampling_metadata):
             rows = self.stock_sampler.greedy_sample(logits.to(torch.float32)).tolist()
             return _match_rows(drafts, rows, metadata.max_spec_len, logits.device)
         return self._sample_positions(drafts, rejection, metadata.max_spec_len, logits, sampling_metadata)
@@ -96,10 +98,10 @@ class SpeculativeSampler(torch.nn.Module):
         logprobs: list[LogprobsTensors] = []
         with self._extended_outputs(emitted) as update:
             for position in range(max_depth + 1):
-                requests = active if _is_row_independent(sampling) else list(range(len(drafts)))
+                requests = active if is_row_independent(sampling) else list(range(len(drafts)))
                 depths = torch.tensor([min(position, len(drafts[request])) for request in requests])
                 rows = logits[(starts[requests] + depths).to(logits.device)]
-                settings = _select(sampling, requests, active)
+                settings = select_requests(sampling, requests, active)
                 deferred = [(row, rejection[at]) for row, at in enumerate(requests) if at in rejection]
                 p = target_logits(self.stock_sampler, rows.clone(), settings) if deferred else rows
                 output = self.stock_sampler(rows, settings)
@@ -152,11 +154,11 @@ class SpeculativeSampler(torch.nn.Module):
     ) -> dict[int, RejectionRequest]:
         """The requests, by index, that need rejection sampling."""
         names = self.runner.input_batch.req_ids
-        if _must_match(sampling) or len(names) < len(drafts):  # vLLM warms up with an empty batch
+        if must_match(sampling) or len(names) < len(drafts):  # vLLM warms up with an empty batch
             return {}
         rejection = {}
         for request, draft in enumerate(drafts):
-            if draft and not any(request in min_tokens for min_tokens in _below_min_tokens(sampling)):
+            if draft and not any(request in min_tokens for min_tokens in below_min_tokens(sampling)):
                 q, lenience = self._q(names[request], len(draft)), self._lenience(names[request])
                 greedy = sampling.all_greedy or float(sampling.temperature[request]) < _GREEDY
                 matched = greedy or request in sampling.generators or self._has_grammar(names[request])
@@ -185,73 +187,6 @@ class SpeculativeSampler(torch.nn.Module):
     def _has_grammar(self, name: str) -> bool:
         """Whether a grammar may have truncated the draft depending on its tokens."""
         return self.runner.requests[name].sampling_params.structured_outputs is not None
-
-
-def _one_row_per_request(sampling: SamplingMetadata) -> SamplingMetadata:
-    """Settings for one row per request; vLLM's metadata describes one row per draft token."""
-    if sampling.thinking_budget_state_holder is not None:
-        sampling.thinking_budget_state_holder.in_spec_mode = False
-    return replace(sampling, spec_token_ids=None)
-
-
-def _must_match(sampling: SamplingMetadata) -> bool:
-    """Whether the batch rules out rejection sampling.
-
-    Logprobs belong to sampled tokens, and a stateful logits processor cannot roll back a rejected token.
-    """
-    known = (MinTokensLogitsProcessor, MinPLogitsProcessor, LogitBiasLogitsProcessor)
-    return bool(
-        sampling.max_num_logprobs is not None
-        or sampling.logprob_token_ids
-        or sampling.thinking_budget_state_holder is not None
-        or not all(isinstance(processor, known) for processor in sampling.logitsprocs.all)
-    )
-
-
-def _below_min_tokens(sampling: SamplingMetadata) -> Iterator[Collection[int]]:
-    """Requests below their minimum number of tokens: the processor's state cannot be rolled back."""
-    for processor in sampling.logitsprocs.non_argmax_invariant:
-        yield getattr(processor, "min_toks", ())
-
-
-def _select(sampling: SamplingMetadata, requests: Sequence[int], active: Collection[int]) -> SamplingMetadata:
-    """The settings of these requests, in this order, with generators for the active ones only."""
-    generators = {
-        row: sampling.generators[request]
-        for row, request in enumerate(requests)
-        if request in active and request in sampling.generators
-    }
-    if not _is_row_independent(sampling):
-        return replace(sampling, generators=generators)
-    columns = {
-        name: None if getattr(sampling, name) is None else getattr(sampling, name)[list(requests)]
-        for name in ("temperature", "top_p", "top_k")
-    }
-    return replace(sampling, generators=generators, **columns)
-
-
-def _is_argmax_only(sampling: SamplingMetadata) -> bool:
-    """Whether every request is greedy and no setting changes the argmax."""
-    return bool(sampling.all_greedy and _is_row_independent(sampling))
-
-
-def _is_row_independent(sampling: SamplingMetadata) -> bool:
-    """Whether no request of the batch uses a setting other than temperature, top-k and top-p."""
-    return bool(
-        sampling.max_num_logprobs is None
-        and not sampling.logprob_token_ids
-        and sampling.no_penalties
-        and sampling.allowed_token_ids_mask is None
-        and not sampling.bad_words_token_ids
-        and all(_is_idle(processor) for processor in sampling.logitsprocs.all)
-        and sampling.thinking_budget_state_holder is None
-    )
-
-
-def _is_idle(processor: Any) -> bool:
-    """Whether a processor of vLLM has no request to apply to; False for processors of others."""
-    no_requests = {} in (getattr(processor, "min_toks", None), getattr(processor, "biases", None))
-    return no_requests or getattr(processor, "min_p_count", None) == 0
 
 
 def _split(tokens: list[int], sizes: Sequence[int]) -> list[list[int]]:
@@ -287,8 +222,12 @@ def _stacked(levels: list[LogprobsTensors], width: int) -> LogprobsTensors:
     """Logprobs request by request; positions after the last output are padded with the last level."""
     levels = levels + [levels[-1]] * (width - len(levels))
     return LogprobsTensors(
-        *(
-            torch.stack([getattr(level, name) for level in levels], dim=1).flatten(0, 1)
-            for name in ("logprob_token_ids", "logprobs", "selected_token_ranks")
-        )
+        logprob_token_ids=_interleaved([level.logprob_token_ids for level in levels]),
+        logprobs=_interleaved([level.logprobs for level in levels]),
+        selected_token_ranks=_interleaved([level.selected_token_ranks for level in levels]),
     )
+
+
+def _interleaved(levels: list[torch.Tensor]) -> torch.Tensor:
+    """Rows request by request, from rows position by position."""
+    return torch.stack(levels, dim=1).flatten(0, 1)

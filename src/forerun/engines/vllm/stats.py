@@ -9,8 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from forerun.control.controller import Goodput
-from forerun.control.step_cost import StepCost, interpolate
+from forerun.control.accounting import Goodput
+from forerun.control.cost_curve import interpolate
+from forerun.control.step_cost import StepCost
+from forerun.drafters.tree_merge import sources_of
 from forerun.engines.vllm.metric_names import (
     ACCEPTED_TOKENS,
     BASELINE_GOODPUT,
@@ -84,20 +86,24 @@ class SpecDecodeStats:
             self.values += before
 
     def record_request_step(self, sources: Sequence[str], num_tokens: int) -> None:
-        """Record that a request verified draft tokens of these drafters and generated `num_tokens`."""
+        """Record that a request verified draft tokens of these sources and generated `num_tokens`.
+
+        A token that several drafters proposed counts for each of them.
+        """
         self.values[self._steps] += 1
         self.values[self._tokens] += num_tokens
         if not sources:
             self.values[self._undrafted] += 1
             return
         start = 0
-        for drafter, group in groupby(sources):
+        for source, group in groupby(sources):
             end = start + len(list(group))
             end_accepted = max(start, min(end, num_tokens - 1))
-            drafted = self._first_depth[DRAFT_TOKENS, drafter]
-            accepted = self._first_depth[ACCEPTED_TOKENS, drafter]
-            self.values[drafted + start : drafted + end] += 1
-            self.values[accepted + start : accepted + end_accepted] += 1
+            for drafter in sources_of(source):
+                drafted = self._first_depth[DRAFT_TOKENS, drafter]
+                accepted = self._first_depth[ACCEPTED_TOKENS, drafter]
+                self.values[drafted + start : drafted + end] += 1
+                self.values[accepted + start : accepted + end_accepted] += 1
             start = end
 
     def add_seconds(self, drafter: str, seconds: float) -> None:

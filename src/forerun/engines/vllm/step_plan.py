@@ -13,12 +13,13 @@ _ATTRIBUTE: Final = "forerun_plan"
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The ids of the requests whose draft tokens in this step were sampled by the draft model.
+    """The number of a step, and the ids of the requests whose draft tokens the draft model sampled.
 
-    The worker must not infer them: a looked-up draft token may equal the sampled one, and verifying it
+    The worker must not infer the latter: a looked-up draft token may equal the sampled one, and verifying it
     against q in just that case would condition on its value and bias the output distribution.
     """
 
+    number: int | None = None
     sampled: frozenset[str] = frozenset()
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 import vllm
 from vllm.platforms import current_platform
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from forerun.control import cost_cache
 from forerun.control.step_cost import REPEATS, StepCost, profile_sizes
@@ -100,8 +101,8 @@ def _summary(cost: StepCost) -> str:
 @contextmanager
 def _without_draft_model(runner: Any) -> Iterator[None]:
     """Within this block, dummy runs skip the draft model, whose time is measured separately."""
-    drafter: Any = getattr(runner, "drafter", None)
-    if not hasattr(drafter, "dummy_run"):
+    drafter: Any = runner.drafter
+    if not isinstance(drafter, SpecDecodeBaseProposer):
         yield
         return
     drafter.dummy_run = lambda *_, **__: None

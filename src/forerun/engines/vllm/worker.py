@@ -18,13 +18,12 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_worker import CPUWorker as StockCPUWorker
 from vllm.v1.worker.gpu_worker import Worker as StockCUDAWorker
 
-from forerun.engines.vllm.contract import check, check_config
+from forerun.engines.vllm import contract
 from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.sampler import SpeculativeSampler
 from forerun.engines.vllm.stats import logger
 from forerun.engines.vllm.step_plan import read_plan
 from forerun.engines.vllm.step_profiler import profile_steps
-from forerun.errors import UnsupportedEngine
 
 
 def install_sampler(runner: Any) -> None:
@@ -33,13 +32,9 @@ def install_sampler(runner: Any) -> None:
     vLLM samples for requests that are still in prefill, drops the token and rewinds the generator, which CPU
     generators do not support.
     """
-    if not hasattr(runner, "_sample"):
-        raise UnsupportedEngine(
-            "forerun needs vLLM's V1 model runner, and got another; set VLLM_USE_V2_MODEL_RUNNER=0"
-        )
-    for name in ("_sample", "_bookkeeping_sync"):
-        setattr(runner, name, _mask_prefill_generators(runner, getattr(runner, name)))
-    if getattr(runner, "rejection_sampler", None) is None:
+    runner._sample = _mask_prefill_generators(runner, runner._sample)
+    runner._bookkeeping_sync = _mask_prefill_generators(runner, runner._bookkeeping_sync)
+    if runner.speculative_config is None:
         return
     sampler = SpeculativeSampler(runner.sampler, runner, speculation_config(runner.vllm_config))
     runner.rejection_sampler = sampler
@@ -141,14 +136,16 @@ class _SpeculativeWorker:
 
     def init_device(self) -> None:
         """Initialize as vLLM does, then install the sampler."""
-        check()
-        check_config(self.vllm_config)
+        contract.check()
+        contract.check_config(self.vllm_config)
         with _keep_all_logits_processors():
             super().init_device()  # type: ignore[misc]
+        contract.check_worker(self)
         install_sampler(self.model_runner)
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then profile step costs for the scheduler."""
+        contract.check_loaded_worker(self)
         done = super().compile_or_warm_up_model()  # type: ignore[misc]
         try:
             profile_steps(self.model_runner)

@@ -1,0 +1,118 @@
+"""A step from its drafts to their outcome, as the `Speculator` and its engine share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+import numpy as np
+
+from forerun.control.step import Step
+from forerun.drafters.tree_merge import verdict_for, verified_part
+from forerun.engines.guarded_drafter import EMPTY_DRAFT
+from forerun.types import BoolArray, Draft, IntArray, RequestView, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A request to draft for: at most `max_tokens` draft tokens, from `drafters` or else the default ones.
+
+    `adaptive` overrides the engine's setting.
+    """
+
+    view: RequestView
+    max_tokens: int
+    drafters: tuple[str, ...] | None = None
+    greedy: bool = True
+    adaptive: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """The request's id."""
+        return self.view.id
+
+
+@dataclass(slots=True)
+class SpeculativeStep:
+    """A step from its drafts to their outcome. Lists have one entry per request, in the order of `requests`.
+
+    `proposals` are the drafts by drafter, `drafts` the ones to verify. `verdicts` is None, and `num_verified`
+    0, where the engine has not verified the draft.
+    """
+
+    control: Step
+    requests: Sequence[DraftRequest]
+    proposals: list[dict[str, Draft]] = field(init=False)
+    drafts: list[Draft] = field(init=False)
+    verdicts: list[Verdict | None] = field(init=False)
+    num_verified: list[int] = field(init=False)
+    _indices: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        num = len(self.requests)
+        self.proposals = [{} for _ in range(num)]
+        self.drafts = [EMPTY_DRAFT] * num
+        self.verdicts = [None] * num
+        self.num_verified = [0] * num
+        self._indices = {request.name: index for index, request in enumerate(self.requests)}
+
+    def index(self, name: str) -> int | None:
+        """The position of a request in this step; None if the step does not decode it."""
+        return self._indices.get(name)
+
+    def draft_of(self, name: str) -> Draft:
+        """The draft of a request of this step."""
+        return self.drafts[self._indices[name]]
+
+    def record_verdict(self, index: int, verdict: Verdict, num_verified: int | None = None) -> None:
+        """Set the verdict on a request's draft, of which the leading `num_verified` tokens were verified."""
+        num = len(self.drafts[index])
+        self.verdicts[index] = verdict
+        self.num_verified[index] = num if num_verified is None else min(num_verified, num)
+
+    def verified(self, index: int) -> Draft:
+        """The part of a request's draft that was verified."""
+        draft, num_verified = self.drafts[index], self.num_verified[index]
+        return draft if num_verified == len(draft) else _leading(draft, num_verified)
+
+    def verdicts_by_drafter(self, index: int) -> Iterator[tuple[str, tuple[Draft, Verdict]]]:
+        """Each drafter of a request with the verified part of its own draft, and the verdict on that part."""
+        verdict = self.verdicts[index]
+        if verdict is None:
+            return
+        verified, output = self.verified(index), verdict.tokens(self.drafts[index])
+        for name, proposed in self.proposals[index].items():
+            part = verified_part(proposed, verified)
+            if len(part):
+                yield name, (part, verdict_for(part, output))
+
+    def outcomes_of(self, drafter: str) -> tuple[IntArray, IntArray]:
+        """The verified depth of a drafter's draft for each request, and its number of accepted tokens."""
+        lengths, num_accepted = np.zeros((2, len(self.requests)), dtype=np.int64)
+        for index, proposals in enumerate(self.proposals):
+            if drafter in proposals:
+                for name, (part, verdict) in self.verdicts_by_drafter(index):
+                    if name == drafter:
+                        lengths[index], num_accepted[index] = part.depth, len(verdict.accepted)
+        return lengths, num_accepted
+
+    def outcome_masks(self) -> tuple[BoolArray, BoolArray]:
+        """Masks over the draft tokens of all requests: the accepted ones, and the verified ones."""
+        accepted_nodes: list[int] = []
+        verified_nodes: list[range] = []
+        start = 0
+        for draft, verdict, num_verified in zip(self.drafts, self.verdicts, self.num_verified, strict=True):
+            if verdict is not None and len(draft):
+                accepted_nodes += [start + node for node in verdict.accepted]
+                verified_nodes.append(range(start, start + num_verified))
+            start += len(draft)
+        accepted, verified = np.zeros(start, dtype=bool), np.zeros(start, dtype=bool)
+        accepted[accepted_nodes] = True
+        verified[[*chain.from_iterable(verified_nodes)]] = True
+        return accepted, verified
+
+
+def _leading(draft: Draft, num_nodes: int) -> Draft:
+    """The leading nodes of a draft, for statistics; unlike `truncate` also where that drops sampled nodes."""
+    return replace(draft, sampled=np.zeros(len(draft), dtype=bool), q={}).truncate(num_nodes)

@@ -1,0 +1,245 @@
+"""Drafting for the requests of an engine: one lifecycle for every engine.
+
+    step = speculator.draft(requests, rows, context)   # all drafters propose; one merged draft per request
+    speculator.choose(step)                            # keep the draft tokens that are worth verifying
+    speculator.observe(step, name, verdict)            # after verification, once per request
+    speculator.close(step, seconds)                    # the controller learns from the outcomes and the time
+    speculator.forget(name, view)                      # when a request ends
+
+Between `draft` and `choose` an engine may replace entries of `step.drafts`, and offer drafts of a draft model
+that it runs itself (`merger.offer_sampled`). An engine whose draft model runs at the end of a step, for the
+next one, asks `plan_lengths` beforehand.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence, Set
+from typing import Final
+
+import numpy as np
+
+from forerun.control.accounting import Goodput
+from forerun.control.candidates import select_drafts
+from forerun.control.controller import Controller, warm_up
+from forerun.control.step_cost import StepCost
+from forerun.engines.guarded_drafter import (
+    MAX_PROPOSE_SECONDS,
+    DrafterCounters,
+    DraftFormat,
+    GuardedDrafter,
+)
+from forerun.engines.proposal_merger import ProposalMerger
+from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.errors import InvalidRequest
+from forerun.types import Drafter, RequestView, Verdict
+
+MODEL: Final = "model"
+"""The drafter that runs a draft model."""
+
+
+class Speculator:
+    """Drafts for the requests of one engine, and tells its drafters and its controller the outcomes.
+
+    Every drafter of a request proposes, and the proposals are merged into one draft of the engine's format. A
+    drafter is planned if it samples its tokens or takes time per token: the controller sets its draft length
+    before it drafts. From the other drafters the controller chooses afterwards.
+    """
+
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        cost: StepCost,
+        draft_format: DraftFormat,
+        *,
+        default_drafters: Sequence[str] | None = None,
+        adaptive: bool = True,
+        counters: DrafterCounters,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        self.controller = Controller(cost)
+        warm_up()
+        self.merger = ProposalMerger(self.controller, trees=draft_format.trees)
+        self.adaptive = adaptive
+        self.default_drafters = tuple(drafters if default_drafters is None else default_drafters)
+        self.drafters = {
+            name: GuardedDrafter(
+                name,
+                drafter,
+                counters,
+                draft_format,
+                max_seconds=math.inf if name == MODEL else MAX_PROPOSE_SECONDS,  # it may prefill a prompt
+                logger=logger,
+            )
+            for name, drafter in drafters.items()
+        }
+        self._planned = [MODEL]
+        self._drafters_of: dict[str, set[str]] = {}
+
+    @property
+    def tracked(self) -> Set[str]:
+        """The requests with live speculation state."""
+        return self._drafters_of.keys()
+
+    def check_known(self, names: Sequence[str]) -> None:
+        """Raise `InvalidRequest` if the engine lacks one of these drafters."""
+        unknown = sorted(set(names) - set(self.drafters))
+        if unknown:
+            known = ", ".join(self.drafters) or "none"
+            raise InvalidRequest(f"unknown drafter {unknown[0]!r}; this engine has {known}")
+
+    def uses(self, request: DraftRequest, drafter: str) -> bool:
+        """Whether a drafter proposes for a request."""
+        return drafter in (self.default_drafters if request.drafters is None else request.drafters)
+
+    def draft(self, requests: Sequence[DraftRequest], rows: int, context: int = 0) -> SpeculativeStep:
+        """Begin a step that decodes these requests, with one merged draft for each.
+
+        `rows` are the rows of the forward pass without draft tokens, `context` its cached tokens. Requests
+        for which the controller expects no gain from looking up a draft get none; their drafters catch up on
+        the skipped tokens at the next proposal.
+        """
+        began = time.perf_counter()
+        self._admit(requests)
+        names = [request.name for request in requests]
+        step = SpeculativeStep(self.controller.begin_step(names, rows, context), requests)
+        should_draft = self.controller.should_draft(step.control).tolist()
+        for name in self.drafters:
+            self._propose(step, name, should_draft)
+        self.merger.merge(step)
+        step.control.lookup_seconds += time.perf_counter() - began - step.control.draft_seconds
+        return step
+
+    def _admit(self, requests: Sequence[DraftRequest]) -> None:
+        """Start tracking the requests that are new."""
+        for request in requests:
+            if request.name not in self._drafters_of:
+                self._drafters_of[request.name] = set()
+                adaptive = self.adaptive if request.adaptive is None else request.adaptive
+                self.controller.admit(request.name, greedy=request.greedy, adaptive=adaptive)
+
+    def _propose(self, step: SpeculativeStep, name: str, should_draft: Sequence[bool]) -> None:
+        """Add the proposals of one drafter to the step; a planned drafter's time goes to the controller."""
+        drafter = self.drafters[name]
+        users = [index for index, request in enumerate(step.requests) if self.uses(request, name)]
+        for index in users:
+            self._drafters_of[step.requests[index].name].add(name)
+        if name in self._planned:
+            budgets = self._planned_budgets(step, name, users)
+        else:
+            budgets = [step.requests[index].max_tokens if should_draft[index] else 0 for index in users]
+        active = [(index, budget) for index, budget in zip(users, budgets, strict=True) if budget > 0]
+        drafts = drafter.propose(
+            [step.requests[index].view for index, _ in active], [budget for _, budget in active]
+        )
+        for (index, _), draft in zip(active, drafts, strict=True):
+            if len(draft):
+                step.proposals[index][name] = draft
+        if any(draft.q for draft in drafts):
+            self._planned += [name] if name not in self._planned else []
+            step.control.is_baseline = False  # its draft tokens are verified, even where it sampled unplanned
+        if name in self._planned:
+            depth = max((draft.depth for draft in drafts), default=0)
+            self.record_draft_time(step, name, depth, drafter.last_seconds)
+
+    def _planned_budgets(self, step: SpeculativeStep, name: str, users: Sequence[int]) -> list[int]:
+        """The budgets of a planned drafter: the planned draft length times the branches of its trees."""
+        limits = np.zeros(len(step.requests), dtype=np.int64)
+        limits[users] = [max(0, step.requests[index].max_tokens) for index in users]
+        lengths = self.controller.draft_lengths(step.control, planned_source(name), limits).tolist()
+        branches = getattr(self.drafters[name].drafter, "branches", 1) if self.merger.trees else 1
+        return [
+            min(lengths[index] * (branches if step.requests[index].greedy else 1), int(limits[index]))
+            for index in users
+        ]
+
+    def choose(self, step: SpeculativeStep) -> None:
+        """Truncate every draft to the tokens that the controller chooses."""
+        began = time.perf_counter()
+        if any(map(len, step.drafts)):
+            keep = self.controller.choose(step.control, self.merger.candidates(step, step.drafts))
+            step.drafts = select_drafts(step.drafts, keep)
+        step.control.lookup_seconds += time.perf_counter() - began
+
+    def survivals(self, step: SpeculativeStep) -> list[tuple[float, ...]]:
+        """The calibrated survival probability of every draft token, with which the controller chose it.
+
+        Must be called before `close`.
+        """
+        chosen = step.control.chosen
+        values = self.controller.estimate_survival(step.control, chosen).tolist() if len(chosen) else []
+        ends = np.cumsum([len(draft) for draft in step.drafts]).tolist()
+        return [tuple(values[end - len(draft) : end]) for draft, end in zip(step.drafts, ends, strict=True)]
+
+    def observe(
+        self, step: SpeculativeStep, name: str, verdict: Verdict, num_verified: int | None = None
+    ) -> None:
+        """Record the verdict on a request's draft, and report it to each drafter in terms of its own draft.
+
+        `num_verified` is the number of leading draft tokens that were verified, by default all. The verdict
+        on a request forgotten since, or not in this step, is ignored.
+        """
+        index = step.index(name)
+        if index is None or name not in self._drafters_of:
+            return
+        step.record_verdict(index, verdict, num_verified)
+        for each, (part, own_verdict) in step.verdicts_by_drafter(index):
+            if each in self.drafters:
+                self.drafters[each].learn(name, part, own_verdict)
+
+    def close(self, step: SpeculativeStep, seconds: float) -> Goodput | None:
+        """End a step after its requests were observed; `seconds` is its duration, drafting included."""
+        for name in self._planned:
+            lengths, num_accepted = step.outcomes_of(name)
+            if lengths.any():
+                source = planned_source(name)
+                self.controller.record_accepted(step.control, source, lengths, num_accepted)
+        accepted, verified = step.outcome_masks()
+        return self.controller.record_step(step.control, accepted, seconds, verified)
+
+    def plan_lengths(
+        self,
+        requests: Sequence[DraftRequest],
+        drafter: str,
+        max_lengths: Sequence[int],
+        context: int,
+        num_prefill_tokens: int,
+    ) -> list[int]:
+        """Draft lengths for a drafter that runs at the end of a step, for the next step of these requests.
+
+        The drafter prefills `num_prefill_tokens` prompt tokens first.
+        """
+        self._admit(requests)
+        following = self.controller.begin_step([each.name for each in requests], len(requests), context)
+        following.is_baseline = False
+        limits = np.array(max_lengths, dtype=np.int64)
+        lengths: list[int] = self.controller.draft_lengths(
+            following, planned_source(drafter), limits, num_prefill_tokens
+        ).tolist()
+        return lengths
+
+    def record_draft_time(
+        self,
+        step: SpeculativeStep,
+        drafter: str,
+        num_passes: int,
+        seconds: float,
+        num_prefill_tokens: int = 0,
+    ) -> None:
+        """Record the seconds that a planned drafter took for `num_passes` forward passes and its prefill."""
+        source = planned_source(drafter)
+        self.controller.record_draft_time(step.control, source, num_passes, seconds, num_prefill_tokens)
+
+    def forget(self, name: str, view: RequestView | None = None) -> None:
+        """Drop a request's state; with a view, its drafters see the end of its tokens first."""
+        if name in self._drafters_of:
+            self.controller.forget(name)
+        for drafter in self._drafters_of.pop(name, ()):
+            self.drafters[drafter].forget(name, view)
+
+
+def planned_source(name: str) -> str:
+    """The source under which the controller plans a drafter's draft length, before it drafts."""
+    return f"{name}, ahead"

@@ -1,0 +1,86 @@
+"""Plans vLLM's draft model, which runs in the worker at the end of a step, for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.engines.speculator import MODEL, Speculator
+from forerun.engines.vllm.stats import SpecDecodeStats
+from forerun.types import Draft
+
+
+class DraftModelPlanner:
+    """Sets the draft length of the draft model one step ahead, and offers its drafts to the speculator.
+
+    In a step in which drafting pays for no request, the draft model does not run, and its KV cache lacks that
+    step's tokens: it drafts no more for these requests. It drafts for requests that start later.
+    """
+
+    def __init__(self, speculator: Speculator, stats: SpecDecodeStats) -> None:
+        self.speculator = speculator
+        self.stats = stats
+        self._lengths: dict[str, int] = {}
+        self._synced: dict[str, bool] = {}
+        self._paused = False
+
+    def plan(
+        self,
+        step: SpeculativeStep,
+        requests: Sequence[Any],
+        draft_requests: Sequence[DraftRequest],
+        num_scheduled: Mapping[str, int],
+    ) -> int:
+        """The draft length at the end of this step, over all requests that are in it and then decode."""
+        for request in requests:
+            was_cached = request.num_computed_tokens > num_scheduled[request.request_id] and self._paused
+            self._synced.setdefault(request.request_id, not was_cached)
+        lengths = self.speculator.plan_lengths(
+            draft_requests,
+            MODEL,
+            [each.max_tokens if self._may_draft(each) else 0 for each in draft_requests],
+            context=sum(request.num_computed_tokens for request in requests),
+            num_prefill_tokens=step.control.num_prefill_rows,
+        )
+        self._lengths = {each.name: length for each, length in zip(draft_requests, lengths, strict=True)}
+        max_length = max(lengths, default=0)
+        self._synced.update((each.name, max_length > 0 and self._may_draft(each)) for each in draft_requests)
+        self._paused = self._paused or (bool(draft_requests) and max_length == 0)
+        return max_length
+
+    def offer(self, step: SpeculativeStep, requests: Sequence[Any]) -> frozenset[str]:
+        """Use the tokens that the draft model sampled where they are expected to gain more.
+
+        Returns the ids of the requests that use them.
+        """
+        drafts = []
+        for request, draft_request in zip(requests, step.requests, strict=True):
+            length = min(draft_request.max_tokens, self._lengths.get(draft_request.name, 0))
+            uses = self.speculator.uses(draft_request, MODEL)
+            drafts.append(_sampled_chain(request.spec_token_ids[:length] if uses else []))
+        return self.speculator.merger.offer_sampled(step, MODEL, drafts)
+
+    def record_time(self, step: SpeculativeStep, num_passes: int, seconds: float) -> None:
+        """Record the time that the draft model took at the end of a step."""
+        self.stats.add_seconds(MODEL, seconds)
+        self.speculator.record_draft_time(step, MODEL, num_passes, seconds, step.control.num_prefill_rows)
+
+    def forget(self, request_id: str) -> None:
+        """Drop the state of a finished request."""
+        self._synced.pop(request_id, None)
+
+    def _may_draft(self, request: DraftRequest) -> bool:
+        """Whether the draft model may draft for a request: only if its KV cache has all of its tokens.
+
+        Once the draft model skipped a step, tokens from vLLM's prefix cache may be missing there.
+        """
+        return self.speculator.uses(request, MODEL) and self._synced[request.name]
+
+
+def _sampled_chain(tokens: Sequence[int]) -> Draft:
+    """A chain of sampled tokens; their q stays in the worker, which verifies them."""
+    chain = Draft.chain(tokens, source=MODEL)
+    return Draft(chain.tokens, chain.parents, np.ones(len(chain), dtype=bool), source=chain.source)

@@ -1,0 +1,1 @@
+"""Report pages and figures: colours, the frame of HTML pages, matplotlib."""

@@ -1,0 +1,1 @@
+"""Tests with real engines and the real model."""

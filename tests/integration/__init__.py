@@ -1,0 +1,1 @@
+"""Tests of commands and engines with tiny models."""

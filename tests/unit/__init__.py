@@ -1,0 +1,1 @@
+"""Tests without an engine, a model or a server."""

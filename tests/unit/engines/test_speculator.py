@@ -1,0 +1,150 @@
+"""One drafting lifecycle for every engine: a third engine uses it unchanged, and drafters are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.suffix import SuffixDrafter
+from forerun.engines.guarded_drafter import DrafterTotals, DraftFormat
+from forerun.engines.speculative_step import DraftRequest
+from forerun.engines.speculator import MODEL, Speculator
+from forerun.errors import InvalidRequest
+from forerun.types import Draft, RequestView, Verdict
+from unit.engines.toy_engine import CHEAP_ROWS, VOCAB, ToyEngine, target_token
+
+PROMPTS = {"a": [1, 2, 3], "b": [9, 4, 9, 4, 9], "c": [7, 7]}
+
+
+def baseline(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    text = list(prompt)
+    for _ in range(num_tokens):
+        text.append(target_token(text))
+    return text[len(prompt) :]
+
+
+class Scripted:
+    """Proposes given chains in turn, each with these survivals, and records its verdicts."""
+
+    def __init__(self, *chains: Sequence[int], survival: float = 0.9) -> None:
+        self.chains = list(chains)
+        self.survival = survival
+        self.verdicts: list[tuple[list[int], Verdict]] = []
+        self.num_proposals = 0
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
+        self.num_proposals += len(views)
+        chain = self.chains.pop(0) if self.chains else []
+        survival = np.power(self.survival, np.arange(1, len(chain) + 1)).astype(np.float32)
+        return [Draft.chain(chain, survival=survival) for _ in views]
+
+    def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:
+        self.verdicts.append((draft.tokens.tolist(), verdict))
+
+    def forget(self, id: str) -> None:
+        pass
+
+
+def make_speculator(*, trees: bool, **drafters: Scripted) -> Speculator:
+    draft_format = DraftFormat(VOCAB, trees=trees)
+    return Speculator(drafters, CHEAP_ROWS, draft_format, adaptive=False, counters=DrafterTotals())
+
+
+def request(*drafters: str, max_tokens: int = 8) -> DraftRequest:
+    return DraftRequest(RequestView("r", [1, 2]), max_tokens, drafters or None)
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_third_engine_has_the_output_of_decoding_without_drafts_in_fewer_steps(trees: bool) -> None:
+    engine = ToyEngine({"suffix": SuffixDrafter(chain=not trees), "ngram": NgramDrafter()}, trees=trees)
+    assert engine.generate(PROMPTS, 200) == {name: baseline(prompt, 200) for name, prompt in PROMPTS.items()}
+    assert len(engine.verified) < 200 * len(PROMPTS) * 0.5
+    assert not engine.totals.errors
+    assert not engine.speculator.tracked
+    assert all(draft.is_chain for draft in engine.verified) or trees
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_all_drafters_of_a_request_draft_and_each_learns_the_verdict_on_its_own_draft(trees: bool) -> None:
+    short, long = Scripted([5, 6, 9]), Scripted([5, 6, 7, 8])
+    speculator = make_speculator(trees=trees, short=short, long=long)
+    step = speculator.draft([request()], rows=1)
+    speculator.choose(step)
+    (draft,) = step.drafts
+    paths = {tuple(draft.tokens[draft.path(node)].tolist()) for node in range(len(draft))}
+    assert (5, 6, 7, 8) in paths, "the longer continuation is expected to emit more tokens"
+    assert ((5, 6, 9) in paths) == trees, "a chain has room for one continuation, a tree for both"
+    assert draft.source[:2] == ("short+long", "short+long")
+    nodes = [draft.tokens.tolist().index(token) for token in (5, 6, 7)]
+    speculator.observe(step, "r", Verdict(tuple(nodes), 4))
+    verified_by_short = [5, 6, 9] if trees else [5, 6]
+    assert short.verdicts == [(verified_by_short, Verdict((0, 1), 7))]
+    assert long.verdicts == [([5, 6, 7, 8], Verdict((0, 1, 2), 4))]
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_request_that_names_drafters_uses_these_alone(trees: bool) -> None:
+    first, second = Scripted([5], [5]), Scripted([6], [6])
+    speculator = make_speculator(trees=trees, first=first, second=second)
+    step = speculator.draft([request("second")], rows=1)
+    assert [draft.tokens.tolist() for draft in step.drafts] == [[6]]
+    assert (first.num_proposals, second.num_proposals) == (0, 1)
+    step = speculator.draft([DraftRequest(RequestView("r", [1, 2]), 8, ())], rows=1)
+    assert [len(draft) for draft in step.drafts] == [0]
+    with pytest.raises(InvalidRequest, match="first, second"):
+        speculator.check_known(["third"])
+
+
+def test_the_best_chain_is_the_one_with_most_expected_tokens_not_the_longest() -> None:
+    likely, long = Scripted([5, 6], survival=0.99), Scripted([7, 8, 9], survival=0.3)
+    step = make_speculator(trees=False, likely=likely, long=long).draft([request()], rows=1)
+    assert step.drafts[0].tokens.tolist() == [5, 6]
+
+
+def test_draft_tokens_that_were_not_verified_are_not_reported_as_rejected() -> None:
+    drafter = Scripted([5, 6, 7])
+    speculator = make_speculator(trees=False, only=drafter)
+    step = speculator.draft([request()], rows=1)
+    speculator.choose(step)
+    speculator.observe(step, "r", Verdict((0,), 6), num_verified=1)
+    assert drafter.verdicts == [([5], Verdict((0,), 6))]
+    assert [mask.tolist() for mask in step.outcome_masks()] == [[True, False, False], [True, False, False]]
+
+
+def test_the_verdict_on_a_request_that_ended_since_is_ignored() -> None:
+    drafter = Scripted([5, 6])
+    speculator = make_speculator(trees=False, only=drafter)
+    step = speculator.draft([request()], rows=1)
+    speculator.choose(step)
+    speculator.forget("r")
+    speculator.observe(step, "r", Verdict((0, 1), 7))
+    speculator.close(step, 1.0)
+    assert drafter.verdicts == []
+
+
+def sampled_chain(*tokens: int) -> Draft:
+    chain = Draft.chain(tokens, source=MODEL)
+    return Draft(chain.tokens, chain.parents, np.ones(len(chain), dtype=bool), source=chain.source)
+
+
+def test_whether_a_sampled_draft_is_used_does_not_depend_on_its_values() -> None:
+    for tokens in ((5, 6, 7), (9, 9, 9)):
+        speculator = make_speculator(trees=False, lookup=Scripted([5], survival=0.2))
+        step = speculator.draft([request()], rows=1)
+        assert speculator.merger.offer_sampled(step, MODEL, [sampled_chain(*tokens)]) == {"r"}
+        sure = make_speculator(trees=False, lookup=Scripted([5, 6, 7, 8], survival=0.99))
+        step = sure.draft([request()], rows=1)
+        assert sure.merger.offer_sampled(step, MODEL, [sampled_chain(*tokens)]) == frozenset()
+        assert step.drafts[0].tokens.tolist() == [5, 6, 7, 8]
+
+
+def test_a_baseline_step_of_an_adaptive_request_uses_no_sampled_draft() -> None:
+    draft_format = DraftFormat(VOCAB, trees=False)
+    speculator = Speculator({}, CHEAP_ROWS, draft_format, counters=DrafterTotals())
+    step = speculator.draft([request()], rows=1)
+    step.control.is_baseline = True
+    assert speculator.merger.offer_sampled(step, MODEL, [sampled_chain(5)]) == frozenset()
+    assert len(step.drafts[0]) == 0
