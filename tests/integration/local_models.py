@@ -33,11 +33,17 @@ def make_draft_model(tiny_llama: Any, noise: float = 0.05) -> Any:
 
 
 def make_engine(
-    tiny_llama: Any, drafters: Mapping[str, Drafter], *, slots: int = 4, length: int = 128, **config: Any
+    tiny_llama: Any,
+    drafters: Mapping[str, Drafter],
+    *,
+    slots: int = 4,
+    length: int = 128,
+    trees: bool = True,
+    **config: Any,
 ) -> Engine:
     """An engine that verifies every draft token, unless `adaptive` is set."""
     runner = Runner(copy.deepcopy(tiny_llama), num_slots=slots, max_length=length)
-    return Engine(runner, drafters, config=SpeculationConfig(**{"adaptive": False} | config))
+    return Engine(runner, drafters, trees=trees, config=SpeculationConfig(**{"adaptive": False} | config))
 
 
 def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 1) -> dict[str, Drafter]:

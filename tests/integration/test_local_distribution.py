@@ -72,6 +72,15 @@ def test_three_tokens_have_the_distribution_of_the_target(
     assert engine.drafter_totals.errors.total() == 0
 
 
+def test_the_better_of_a_sampled_and_a_looked_up_chain_has_the_distribution_of_the_target(
+    tiny_llama: Any, distribution: FloatArray
+) -> None:
+    drafters = make_drafters(tiny_llama, "model", "suffix", slots=64)
+    engine = make_engine(tiny_llama, drafters, slots=64, length=16, max_draft=6, trees=False)
+    assert p_value(engine, distribution) > ERROR
+    assert engine.drafter_totals.errors.total() == 0
+
+
 class WrongQ:
     """A drafter that reports a q from which its draft tokens were not sampled."""
 

@@ -39,7 +39,7 @@ def static_renamings(names: PrivateNames) -> dict[str, Renaming]:
     found: dict[str, Renaming] = {path: partial(renaming.without_path, path) for path in names.paths}
     for path, parameters in names.calls.items():
         found[path] = partial(renaming.without_path, path)
-        for parameter in set(parameters) - {"self", "*"}:
+        for parameter in sorted(set(parameters) - {"self", "*"}):
             found[f"{path}({parameter})"] = partial(renaming.without_parameter, path, parameter)
     for path, fields in names.fields.items():
         found |= {f"{path}.{each}": partial(renaming.without_field, path, each) for each in fields}

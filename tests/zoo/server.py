@@ -26,7 +26,7 @@ class ZooServer:
     defect: Defect = Defect.NONE
     seed: int = 0
     faults: list[str] = field(default_factory=list)
-    """Faults of the next requests, in order: hang, close, 500, malformed, odd."""
+    """Faults of the next requests, in order: stall, hang, close, 500, malformed, odd."""
 
     always: str = ""
     """The fault of every request from number `after` on."""
@@ -36,9 +36,6 @@ class ZooServer:
     num_accepted: int = 0
     num_requests: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-    hangs: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    """Released by each request that hangs: it gets no response while the server runs."""
-
     stopped: threading.Event = field(default_factory=threading.Event)
 
     def complete(self, body: dict[str, Any], number: int) -> dict[str, Any]:
@@ -91,6 +88,10 @@ class ZooServer:
         return self.always if number >= self.after else ""
 
 
+STALL = 0.6
+"""Seconds without a response from a server that stalls; one that hangs never responds."""
+
+
 @contextmanager
 def run_server(server: ZooServer) -> Iterator[str]:
     """Run a zoo server; yields its URL."""
@@ -114,9 +115,8 @@ def run_server(server: ZooServer) -> Iterator[str]:
             fault = server.fault_of(number)
             if fault == "500":
                 self._send(b"internal error", 500)
-            elif fault == "hang":
-                server.hangs.release()
-                server.stopped.wait()
+            elif fault in ("stall", "hang"):
+                server.stopped.wait(STALL if fault == "stall" else None)
                 self.close_connection = True
             else:
                 response = {"unexpected": True} if fault == "odd" else server.complete(body, number)

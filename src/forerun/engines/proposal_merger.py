@@ -67,8 +67,9 @@ class ProposalMerger:
         """Use sampled chains of the drafter `name` instead of other drafts; returns the requests that do.
 
         A request uses one if it has the higher expected gain, if its other draft has none, or if the request
-        names this drafter alone. The choice never depends on the values of sampled tokens. A baseline step
-        uses none, which is declared before the drafter samples.
+        names this drafter alone. The choice never depends on the values of sampled tokens, and so not on the
+        survival that the drafter states for them. A baseline step uses none, which is declared before the
+        drafter samples.
         """
         adaptive = step.control.adaptive.tolist()
         offered = [
@@ -77,7 +78,7 @@ class ProposalMerger:
         ]
         if not any(map(len, offered)):
             return frozenset()
-        sampled_gains = self._expected_gains(step, offered)
+        sampled_gains = self._expected_gains(step, [replace(draft, survival=None) for draft in offered])
         other_gains = self._expected_gains(step, step.drafts)
         users = set()
         for index, draft in enumerate(offered):

@@ -126,12 +126,15 @@ def test_the_verdict_on_a_request_that_ended_since_is_ignored() -> None:
 
 
 def sampled_chain(*tokens: int) -> Draft:
+    """A sampled chain whose drafter states survivals that depend on the values."""
     chain = Draft.chain(tokens, source=MODEL)
-    return Draft(chain.tokens, chain.parents, np.ones(len(chain), dtype=bool), source=chain.source)
+    survival = np.cumprod(np.array(tokens) / 10).astype(np.float32)
+    sampled = np.ones(len(chain), dtype=bool)
+    return Draft(chain.tokens, chain.parents, sampled, source=chain.source, survival=survival)
 
 
 def test_whether_a_sampled_draft_is_used_does_not_depend_on_its_values() -> None:
-    for tokens in ((5, 6, 7), (9, 9, 9)):
+    for tokens in ((1, 1, 1), (9, 9, 9)):
         speculator = make_speculator(trees=False, lookup=Scripted([5], survival=0.2))
         step = speculator.draft([request()], rows=1)
         assert speculator.merger.offer_sampled(step, MODEL, [sampled_chain(*tokens)]) == {"r"}
