@@ -58,8 +58,9 @@ class DrafterTotals:
 class DraftFormat:
     """The drafts that an engine verifies.
 
-    With `trees` it verifies trees, otherwise chains. With `q` it verifies sampled draft tokens against their
-    distribution; otherwise they are treated as chosen, which `match_target` verifies losslessly.
+    With `trees` it verifies trees, otherwise chains: of a tree of chosen tokens, the best path. With `q` it
+    verifies sampled draft tokens against their distribution; otherwise they are treated as chosen, which
+    `match_target` verifies losslessly.
     """
 
     vocab_size: int
@@ -126,7 +127,7 @@ class GuardedDrafter:
             self._record_error("forget() failed")
 
     def _checked(self, draft: Draft, budget: int) -> Draft:
-        """The draft, or an empty one if it is invalid, over budget, or a tree the engine cannot verify."""
+        """The draft, or an empty one if it is invalid, over budget, or of a kind the engine cannot verify."""
         try:
             if not len(draft):
                 return EMPTY_DRAFT
@@ -137,8 +138,8 @@ class GuardedDrafter:
             _check_survival(draft)
             if len(draft) > max(budget, 0):
                 raise InvalidDraft(f"got {len(draft)} draft tokens; the budget is {budget}")
-            if not self.draft_format.trees and not draft.is_chain:
-                raise InvalidDraft("got a tree; this engine verifies chains")
+            if not self.draft_format.trees and self.draft_format.q and draft.q and not draft.is_chain:
+                raise InvalidDraft("got a tree of sampled tokens; this engine verifies chains")
         except Exception:
             self._record_error("propose() returned an invalid draft")
             return EMPTY_DRAFT

@@ -43,7 +43,7 @@ class ProposalMerger:
                     sampled.setdefault(name, {})[index] = draft
                 else:
                     chosen.append(draft)
-            if len(chosen) == 1:
+            if len(chosen) == 1 and chosen[0].is_chain:
                 (step.drafts[index],) = chosen
             elif chosen:
                 step.drafts[index] = merge(list(map(_with_estimates, chosen)))

@@ -46,7 +46,8 @@ def always(draft: Any) -> Callable[[Sequence[RequestView]], Any]:
     return lambda views: [draft for _ in views]
 
 
-TREE = Draft(np.array([1, 2]), np.array([-1, -1]), np.array([False, False]))
+Q = Proposal(np.full(VOCAB, 1 / VOCAB))
+TREE = Draft(np.array([1, 2]), np.array([-1, -1]), np.array([True, True]), {-1: Q})
 NAN = Draft.chain([1], q=[Proposal(np.full(VOCAB, np.nan))])
 
 

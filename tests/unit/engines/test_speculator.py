@@ -104,6 +104,18 @@ def test_the_best_chain_is_the_one_with_most_expected_tokens_not_the_longest() -
     assert step.drafts[0].tokens.tolist() == [5, 6]
 
 
+def test_an_engine_of_chains_verifies_the_best_path_of_a_tree() -> None:
+    class Tree(Scripted):
+        def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
+            survival = np.array([0.5, 0.4, 0.3, 0.3], dtype=np.float32)
+            parents, sampled = np.array([-1, -1, 0, 1]), np.zeros(4, dtype=bool)
+            return [Draft(np.array([5, 6, 7, 8]), parents, sampled, survival=survival) for _ in views]
+
+    step = make_speculator(trees=False, only=Tree()).draft([request()], rows=1)
+    assert step.drafts[0].tokens.tolist() == [5, 7]
+    assert step.drafts[0].is_chain
+
+
 def test_draft_tokens_that_were_not_verified_are_not_reported_as_rejected() -> None:
     drafter = Scripted([5, 6, 7])
     speculator = make_speculator(trees=False, only=drafter)
