@@ -143,7 +143,7 @@ class GuardedDrafter:
         except Exception:
             self._record_error("propose() returned an invalid draft")
             return EMPTY_DRAFT
-        return draft if self.draft_format.q or not draft.q else _as_chosen(draft)
+        return draft if self.draft_format.q or not draft.q else as_chosen(draft)
 
     def _record_time(self, seconds: float) -> None:
         self.last_seconds = seconds
@@ -170,7 +170,7 @@ class GuardedDrafter:
             )
 
 
-def _as_chosen(draft: Draft) -> Draft:
+def as_chosen(draft: Draft) -> Draft:
     """The draft without its q, as chosen tokens."""
     return replace(draft, sampled=np.zeros(len(draft), dtype=bool), q={})
 

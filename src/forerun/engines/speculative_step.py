@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
 from forerun.control.step import Step
 from forerun.drafters.tree_merge import verdict_for, verified_part
-from forerun.engines.guarded_drafter import EMPTY_DRAFT
+from forerun.engines.guarded_drafter import EMPTY_DRAFT, as_chosen
 from forerun.types import BoolArray, Draft, IntArray, RequestView, Verdict
 
 
@@ -74,7 +74,9 @@ class SpeculativeStep:
     def verified(self, index: int) -> Draft:
         """The part of a request's draft that was verified."""
         draft, num_verified = self.drafts[index], self.num_verified[index]
-        return draft if num_verified == len(draft) else _leading(draft, num_verified)
+        if num_verified == len(draft):
+            return draft
+        return as_chosen(draft).truncate(num_verified)  # sampled tokens may be left out of statistics
 
     def verdicts_by_drafter(self, index: int) -> Iterator[tuple[str, tuple[Draft, Verdict]]]:
         """Each drafter of a request with the verified part of its own draft, and the verdict on that part."""
@@ -111,8 +113,3 @@ class SpeculativeStep:
         accepted[accepted_nodes] = True
         verified[[*chain.from_iterable(verified_nodes)]] = True
         return accepted, verified
-
-
-def _leading(draft: Draft, num_nodes: int) -> Draft:
-    """The leading nodes of a draft, for statistics; unlike `truncate` also where that drops sampled nodes."""
-    return replace(draft, sampled=np.zeros(len(draft), dtype=bool), q={}).truncate(num_nodes)
