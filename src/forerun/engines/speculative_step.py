@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -38,7 +38,8 @@ class SpeculativeStep:
     """A step from its drafts to their outcome. Lists have one entry per request, in the order of `requests`.
 
     `proposals` are the drafts by drafter, `drafts` the ones to verify. `verdicts` is None, and `num_verified`
-    0, where the engine has not verified the draft.
+    0, where the engine has not verified the draft. `outcomes` has, by drafter, the verified part of its own
+    draft and the verdict on that part.
     """
 
     control: Step
@@ -47,6 +48,7 @@ class SpeculativeStep:
     drafts: list[Draft] = field(init=False)
     verdicts: list[Verdict | None] = field(init=False)
     num_verified: list[int] = field(init=False)
+    outcomes: list[dict[str, tuple[Draft, Verdict]]] = field(init=False)
     _indices: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +57,7 @@ class SpeculativeStep:
         self.drafts = [EMPTY_DRAFT] * num
         self.verdicts = [None] * num
         self.num_verified = [0] * num
+        self.outcomes = [{} for _ in range(num)]
         self._indices = {request.name: index for index, request in enumerate(self.requests)}
 
     def index(self, name: str) -> int | None:
@@ -70,6 +73,11 @@ class SpeculativeStep:
         num = len(self.drafts[index])
         self.verdicts[index] = verdict
         self.num_verified[index] = num if num_verified is None else min(num_verified, num)
+        verified, output = self.verified(index), verdict.tokens(self.drafts[index])
+        for name, proposed in self.proposals[index].items():
+            part = verified_part(proposed, verified)
+            if len(part):
+                self.outcomes[index][name] = part, verdict_for(part, output)
 
     def verified(self, index: int) -> Draft:
         """The part of a request's draft that was verified."""
@@ -78,25 +86,13 @@ class SpeculativeStep:
             return draft
         return as_chosen(draft).truncate(num_verified)  # sampled tokens may be left out of statistics
 
-    def verdicts_by_drafter(self, index: int) -> Iterator[tuple[str, tuple[Draft, Verdict]]]:
-        """Each drafter of a request with the verified part of its own draft, and the verdict on that part."""
-        verdict = self.verdicts[index]
-        if verdict is None:
-            return
-        verified, output = self.verified(index), verdict.tokens(self.drafts[index])
-        for name, proposed in self.proposals[index].items():
-            part = verified_part(proposed, verified)
-            if len(part):
-                yield name, (part, verdict_for(part, output))
-
     def outcomes_of(self, drafter: str) -> tuple[IntArray, IntArray]:
         """The verified depth of a drafter's draft for each request, and its number of accepted tokens."""
         lengths, num_accepted = np.zeros((2, len(self.requests)), dtype=np.int64)
-        for index, proposals in enumerate(self.proposals):
-            if drafter in proposals:
-                for name, (part, verdict) in self.verdicts_by_drafter(index):
-                    if name == drafter:
-                        lengths[index], num_accepted[index] = part.depth, len(verdict.accepted)
+        for index, outcomes in enumerate(self.outcomes):
+            if drafter in outcomes:
+                part, verdict = outcomes[drafter]
+                lengths[index], num_accepted[index] = part.depth, len(verdict.accepted)
         return lengths, num_accepted
 
     def outcome_masks(self) -> tuple[BoolArray, BoolArray]:

@@ -185,7 +185,7 @@ class Speculator:
         if index is None or name not in self._drafters_of:
             return
         step.record_verdict(index, verdict, num_verified)
-        for each, (part, own_verdict) in step.verdicts_by_drafter(index):
+        for each, (part, own_verdict) in step.outcomes[index].items():
             if each in self.drafters:
                 self.drafters[each].learn(name, part, own_verdict)
 
