@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from forerun.cli.console import progress_bar, report_errors
+from forerun.cli.replay_planning import planning_report, print_planning
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from forerun.bench.replay import Replay, ReplayStats
+    from forerun.bench.transcripts import Transcript
     from forerun.types import Drafter
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -22,6 +27,7 @@ Name = Literal["ngram", "suffix", "vllm-ngram"]
 
 _DRAFTING = "Drafting"
 _LINES = "Transcripts"
+_PLANNING = "Planning"
 
 
 def replay(
@@ -62,6 +68,19 @@ def replay(
             rich_help_panel=_DRAFTING,
         ),
     ] = None,
+    ahead: Annotated[
+        bool,
+        typer.Option(
+            "--ahead",
+            help="Compare draft lengths planned one step ahead, as under vLLM's async scheduling, with draft"
+            " lengths chosen in the same step. Drafts are chains.",
+            rich_help_panel=_PLANNING,
+        ),
+    ] = False,
+    concurrency: Annotated[
+        int,
+        typer.Option(min=1, help="Requests per step; needs --ahead.", rich_help_panel=_PLANNING),
+    ] = 1,
     lines: Annotated[
         Literal["all", "odd", "even"],
         typer.Option(help="Replay these lines only.", rich_help_panel=_LINES),
@@ -85,32 +104,65 @@ def replay(
 
     Example: forerun replay transcripts.jsonl --drafter suffix --price 0.012
     """
-    from forerun.bench.replay import MIN_OUTPUT_TOKENS, Replay, linear_cost
     from forerun.bench.transcripts import read_transcripts
 
-    options = {"chain": chain, "share_outputs": share_outputs, "corpora": corpus or []}
+    options = {"chain": chain or ahead, "share_outputs": share_outputs, "corpora": corpus or []}
+    settings = {"drafter": drafter, "nodes": nodes, "lines": lines, "fit": fit, "price": price}
+    _check_planning(fit, concurrency, ahead=ahead)
     with report_errors():
         recorded = read_transcripts(transcripts, lines)
-        long_enough = [transcript for transcript in recorded if len(transcript.output) >= MIN_OUTPUT_TOKENS]
-        Replay(_drafter(drafter, options), nodes=nodes).run(long_enough[:2])  # compiles
         before = [] if fit == "nothing" else read_transcripts(transcripts, fit)
-        cost = None if price is None else linear_cost(price)
-        run = Replay(_drafter(drafter, options), nodes=nodes, cost=cost)
-        with progress_bar("replaying", len(before) + len(recorded)) as progress:
-            run.run(before, progress)
-            stats_by_category = run.run(recorded, lambda num: progress(len(before) + num))
-    if not stats_by_category:
-        typer.echo(
-            f"every output in {transcripts} has fewer than {MIN_OUTPUT_TOKENS} tokens: none is replayed",
-            err=True,
-        )
-        raise typer.Exit(1)
+        _check_lengths(transcripts, recorded)
+        make_drafter = partial(_drafter, drafter, options)
+        if ahead:
+            settings |= {"concurrency": concurrency}
+            report = planning_report(recorded, make_drafter, nodes, price, concurrency)
+        else:
+            run, stats_by_category = _replay(before, recorded, make_drafter, nodes, price)
+            report = _report(stats_by_category, price) | {"reliability": _reliability(run)}
     if as_json:
-        settings = {"drafter": drafter, "nodes": nodes, "lines": lines, "fit": fit, "price": price}
-        report = _report(stats_by_category, price) | {"reliability": _reliability(run)}
         typer.echo(json.dumps(settings | options | report, indent=2, default=str))
+    elif ahead:
+        print_planning(report)
     else:
         _print(stats_by_category, price, run)
+
+
+def _check_planning(fit: str, concurrency: int, *, ahead: bool) -> None:
+    """Raise `BadParameter` for options that the kind of replay does not have."""
+    if ahead and fit != "nothing":
+        raise typer.BadParameter("--fit has no effect with --ahead: leave one of them out")
+    if concurrency > 1 and not ahead:
+        raise typer.BadParameter(f"--concurrency {concurrency} needs --ahead: only that replay has batches")
+
+
+def _check_lengths(file: Path, recorded: Sequence[Transcript]) -> None:
+    """Exit if no output is long enough for a replay."""
+    from forerun.bench.replay import MIN_OUTPUT_TOKENS
+
+    if all(len(transcript.output) < MIN_OUTPUT_TOKENS for transcript in recorded):
+        typer.echo(
+            f"every output in {file} has fewer than {MIN_OUTPUT_TOKENS} tokens: none is replayed", err=True
+        )
+        raise typer.Exit(1)
+
+
+def _replay(
+    before: Sequence[Transcript],
+    recorded: Sequence[Transcript],
+    make_drafter: Callable[[], Drafter],
+    nodes: int,
+    price: float | None,
+) -> tuple[Replay, dict[str, ReplayStats]]:
+    """Replay transcripts after uncounted ones; returns the replay and its totals by category."""
+    from forerun.bench.replay import MIN_OUTPUT_TOKENS, Replay, linear_cost
+
+    long_enough = [transcript for transcript in recorded if len(transcript.output) >= MIN_OUTPUT_TOKENS]
+    Replay(make_drafter(), nodes=nodes).run(long_enough[:2])  # compiles
+    run = Replay(make_drafter(), nodes=nodes, cost=None if price is None else linear_cost(price))
+    with progress_bar("replaying", len(before) + len(recorded)) as progress:
+        run.run(before, progress)
+        return run, run.run(recorded, lambda num: progress(len(before) + num))
 
 
 def _drafter(name: Name, options: dict[str, Any]) -> Drafter:

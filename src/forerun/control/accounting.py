@@ -67,7 +67,7 @@ class Accounting:
             self._uncharged_draft_seconds += step.draft_seconds
             return None
         num_tokens = len(step.slots) + np.count_nonzero(accepted)
-        measured = num_tokens / (seconds + step.lookup_seconds)
+        measured = num_tokens / (seconds + step.added_lookup_seconds)
         if not len(accepted) and not step.draft_seconds:  # a baseline step
             self._record_lookups(step, (0.0, 0.0), (0.0, 0.0), seconds)
             if step.adaptive.all():

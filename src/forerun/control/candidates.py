@@ -22,6 +22,9 @@ ASSUMED_ACCEPTANCE: Final = 0.7
 calibrates it online.
 """
 
+ASSUMED_SURVIVAL: Final[FloatArray] = np.power(ASSUMED_ACCEPTANCE, np.arange(1.0, 1025.0))
+"""Survival by depth at that acceptance probability."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -71,6 +74,12 @@ class Candidates:
         """Concatenate chains of these sizes; the tokens of `sampled` chains are mandatory."""
         parents, owners = chain_arrays(sizes)
         return cls(drafter_survival, parents, kinds, owners, sampled[owners])
+
+    @classmethod
+    def from_acceptance(cls, acceptance: FloatArray, sizes: IntArray) -> Candidates:
+        """Chains of draft tokens that are not known yet, with the acceptance probability of each."""
+        kinds, sampled = np.zeros(len(acceptance), dtype=np.int64), np.zeros(len(sizes), dtype=bool)
+        return cls.from_chains(acceptance, sizes, kinds, sampled)
 
     @property
     def arrays(self) -> CandidateArrays:

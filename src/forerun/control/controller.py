@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forerun.control.accounting import Accounting, Goodput
-from forerun.control.candidates import ASSUMED_ACCEPTANCE, Candidates, leading_mask
+from forerun.control.candidates import ASSUMED_SURVIVAL, Candidates, leading_mask
 from forerun.control.draft_cost import DraftCost
 from forerun.control.exploration import ExplorationBudget, ExplorationSchedule
 from forerun.control.planner import Planner
@@ -68,6 +68,16 @@ class Controller:
             slots, self._greedy[slots], self._adaptive[slots], rows, context, self._schedule.next_is_baseline
         )
 
+    def begin_step_ahead(self, names: Sequence[str], rows: int, context: int = 0) -> Step:
+        """Begin a step while the step before is in flight: lookups overlap with that step, and the outcome of
+        this one is recorded after the next one begins.
+        """
+        step = self.begin_step(names, rows, context)
+        step.lookups_overlap = True
+        if step.is_baseline:
+            self._schedule.consume_baseline()
+        return step
+
     def should_draft(self, step: Step) -> BoolArray:
         """Mask of the requests for which to look up draft tokens: where lookups pay, and requests that are
         not adaptive.
@@ -88,17 +98,28 @@ class Controller:
         """
         return self._planner.draft_lengths(step, source, max_lengths, num_prefill_tokens)
 
-    def record_accepted(self, step: Step, source: str, lengths: IntArray, num_accepted: IntArray) -> None:
-        """Record how many tokens of each request's chain were accepted, to calibrate `draft_lengths`."""
+    def record_accepted(
+        self,
+        step: Step,
+        source: str,
+        lengths: IntArray,
+        num_accepted: IntArray,
+        stated: FloatArray = ASSUMED_SURVIVAL,
+    ) -> None:
+        """Record how many tokens of each request's chain were accepted, to calibrate `draft_lengths`.
+
+        The calibration starts from `stated`, the survival by depth for all requests or for each.
+        """
         depth = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        stated = np.broadcast_to(stated, (len(lengths), stated.shape[-1]))
         kinds = [self.kind(step, source, owner) for owner in range(len(lengths))]
         chains = Candidates.from_chains(
-            np.power(ASSUMED_ACCEPTANCE, depth + 1.0),
+            stated[np.repeat(np.arange(len(lengths)), lengths), depth],
             lengths,
             np.repeat(np.array(kinds, dtype=np.int64), lengths),
             np.zeros(len(lengths), dtype=bool),
         )
-        self._calibrate(step, chains, leading_mask(lengths, num_accepted))
+        self.calibrate(step, chains, leading_mask(lengths, num_accepted))
 
     def record_draft_time(
         self, step: Step, source: str, num_passes: int, seconds: float, num_prefill_tokens: int = 0
@@ -112,6 +133,16 @@ class Controller:
         budget.
         """
         return self._planner.choose(step, candidates)
+
+    def plan_rows(self, step: Step, acceptance: FloatArray, max_rows: IntArray) -> IntArray:
+        """Rows per request for draft tokens that are looked up later, given the probability of each possible
+        row that it will be filled and accepted.
+        """
+        return self._planner.plan_rows(step, acceptance, max_rows)
+
+    def survival_by_depth(self, step: Step, source: str, stated: FloatArray) -> FloatArray:
+        """Survival of each request's draft tokens by depth, calibrated by what `record_accepted` recorded."""
+        return self._planner.survival_by_depth(step, source, stated)
 
     def expected_gain(self, step: Step, candidates: Candidates) -> FloatArray:
         """Net value of each request's candidates in tokens: expected accepted tokens less the cost of their
@@ -136,7 +167,7 @@ class Controller:
             raise ValueError(
                 f"got {len(accepted)} outcomes for {len(step.chosen)} chosen draft tokens; pass one for each"
             )
-        seconds -= step.lookup_seconds
+        seconds -= step.added_lookup_seconds
         if verified is not None and not verified.all():
             step.chosen, accepted = step.chosen.select(verified), accepted[verified]
         goodput = self.accounting.record_outcome(step, accepted, seconds)
@@ -145,11 +176,11 @@ class Controller:
                 step.num_rows, seconds - step.draft_seconds, step.context, sampled=step.has_sampled
             )
         if len(accepted):
-            self._calibrate(step, step.chosen, accepted)
+            self.calibrate(step, step.chosen, accepted)
         self._schedule.end_step(step, seconds, self.accounting.speedup)
         return goodput
 
-    def _calibrate(self, step: Step, draft_tokens: Candidates, accepted: BoolArray) -> None:
+    def calibrate(self, step: Step, draft_tokens: Candidates, accepted: BoolArray) -> None:
         """Update the survival estimates by the outcomes of draft tokens."""
         self.survival.learn(
             draft_tokens.drafter_survival,

@@ -91,6 +91,10 @@ class ExplorationSchedule:
         is_reserved = self._steps_since_baseline >= RESERVE_BASELINE_AFTER
         return -math.inf if is_reserved else self._budget.seconds
 
+    def consume_baseline(self) -> None:
+        """Plan no second baseline step while the first one is in flight."""
+        self.next_is_baseline, self._steps_since_baseline = False, 0
+
     def end_step(self, step: Step, seconds: float, speedup: float) -> None:
         """Add a step's share to the budget, and decide whether the next step is a baseline step.
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from forerun.control.accounting import Accounting
-from forerun.control.candidates import ASSUMED_ACCEPTANCE, CandidateArrays, Candidates, add_ancestors
+from forerun.control.candidates import (
+    ASSUMED_SURVIVAL,
+    CandidateArrays,
+    Candidates,
+    add_ancestors,
+    chain_arrays,
+)
 from forerun.control.cost_curve import interpolate
 from forerun.control.draft_budget import MIN_RELATIVE_GAIN, TimeValue, draft_lengths, keep_most_likely
 from forerun.control.draft_cost import DraftCost
@@ -61,7 +69,7 @@ class Planner:
             return non_adaptive
         sampled_suspended, greedy_suspended = self._accounting.is_losing
         max_lengths = np.where(np.where(step.greedy, greedy_suspended, sampled_suspended), 0, adaptive)
-        probabilities = self._first_token_acceptance(step, source)
+        probabilities = self.survival_by_depth(step, source, ASSUMED_SURVIVAL[:1])[:, 0]
         curve, rate = self._time_value(step)
         pass_seconds = self._draft_cost.pass_seconds(step, source)
         lengths = draft_lengths(probabilities, max_lengths, step.baseline_rows, curve, rate, pass_seconds)
@@ -84,16 +92,59 @@ class Planner:
         if not len(candidates):
             return np.zeros(0, dtype=bool)
         survivals = self.estimate_survival(step, candidates)
-        keep, expected_accepted, loss = select_candidates(
+        selection = self._select(
+            step, candidates, survivals, self._accounting.is_losing, self._schedule.max_loss
+        )
+        return self._record_selection(step, candidates, survivals, selection)
+
+    def plan_rows(self, step: Step, acceptance: FloatArray, max_rows: IntArray) -> IntArray:
+        """Rows per request for draft tokens that are looked up later.
+
+        `acceptance` has, request after request, the probability of each possible row that it will be filled
+        and accepted; it never rises within a request. The output shows the outcome of a draft without rows
+        too. Exploration is therefore limited to rows that would pay if their class were not suspended.
+        """
+        rows = Candidates.from_acceptance(acceptance, max_rows)
+        selection = self._select(step, rows, acceptance, (False, False), -math.inf)
+        if any(self._accounting.is_losing):
+            keep, *_ = selection
+            acceptance, max_rows = acceptance[keep], np.bincount(rows.owners[keep], minlength=len(max_rows))
+            rows = Candidates.from_acceptance(acceptance, max_rows)
+            selection = self._select(
+                step, rows, acceptance, self._accounting.is_losing, self._schedule.max_loss
+            )
+        keep = self._record_selection(step, rows, acceptance, selection)
+        return np.bincount(rows.owners[keep], minlength=len(max_rows))
+
+    def _select(
+        self,
+        step: Step,
+        candidates: Candidates,
+        survivals: FloatArray,
+        suspended: tuple[bool, bool],
+        max_loss: float,
+    ) -> tuple[BoolArray, FloatArray, float]:
+        """Select candidates by these survivals, exploratory ones up to a loss of `max_loss` seconds."""
+        return select_candidates(
             candidates.arrays,
             survivals,
             step.request_flags,
             (step.baseline_rows, step.is_baseline),
             self._time_value(step),
-            self._accounting.is_losing,
-            self._schedule.max_loss,
+            suspended,
+            max_loss,
             self._schedule.last_speculated(step.slots),
         )
+
+    def _record_selection(
+        self,
+        step: Step,
+        candidates: Candidates,
+        survivals: FloatArray,
+        selection: tuple[BoolArray, FloatArray, float],
+    ) -> BoolArray:
+        """Record the selected candidates in the step, and pay for exploratory ones; returns the mask."""
+        keep, expected_accepted, loss = selection
         self._budget.spend(loss)
         step.expected_tokens += float(survivals[keep].sum())
         step.expected_accepted = expected_accepted.tolist()
@@ -122,16 +173,21 @@ class Planner:
             candidates.drafter_survival, candidates.parents, candidates.kinds, step.slots[candidates.owners]
         )
 
-    def _first_token_acceptance(self, step: Step, source: str) -> FloatArray:
-        """Acceptance probability of each request's first draft token, before the drafter states one."""
+    def survival_by_depth(self, step: Step, source: str, stated: FloatArray) -> FloatArray:
+        """Survival of each request's draft tokens by depth, before the drafter states any.
+
+        The calibration starts from `stated`, the survival by depth for all requests or for each.
+        """
+        num, depth = len(step.slots), stated.shape[-1]
         kinds = np.array([self._survival.kind(source, greedy=greedy) for greedy in (False, True)])
-        num = len(step.slots)
-        return self._survival.estimate(
-            np.full(num, ASSUMED_ACCEPTANCE),
-            np.full(num, -1),
-            kinds[step.greedy.astype(np.int64)],
-            step.slots,
+        parents, owners = chain_arrays(np.full(num, depth))
+        survivals = self._survival.estimate(
+            np.broadcast_to(stated, (num, depth)).ravel(),
+            parents,
+            kinds[step.greedy.astype(np.int64)][owners],
+            step.slots[owners],
         )
+        return survivals.reshape(num, depth)
 
     def _time_value(self, step: Step) -> TimeValue:
         """Cost curve of the step, and the value of a second in tokens: the throughput of non-speculative

@@ -29,10 +29,11 @@ class Step:
     chosen: Candidates = field(default_factory=Candidates.empty)
     draft_seconds: float = 0.0
     lookup_seconds: float = 0.0
+    lookups_overlap: bool = False
     lookup_enabled: tuple[bool, bool] | None = None
     expected_accepted: Sequence[Sequence[float]] = ((0.0, 0.0), (0.0, 0.0))
-    """Per class: whether lookups are enabled; the expected accepted tokens among the candidates chosen
-    because they pay, and the number of these candidates.
+    """Whether lookups overlap with the step before. Per class: whether lookups are enabled; the expected
+    accepted tokens among the candidates chosen because they pay, and the number of these candidates.
     """
     expected_tokens: float = field(init=False)
     num_greedy: int = field(init=False)
@@ -55,6 +56,11 @@ class Step:
     def num_prefill_rows(self) -> int:
         """Rows that belong to prompts."""
         return max(0, self.baseline_rows - len(self.slots))
+
+    @property
+    def added_lookup_seconds(self) -> float:
+        """Seconds by which lookups prolong the step."""
+        return 0.0 if self.lookups_overlap else self.lookup_seconds
 
     @property
     def num_rows(self) -> int:

@@ -55,8 +55,13 @@ class Rebuildable(ABC):
         return len(self.text)
 
     def extend(self, tokens: Ints) -> None:
-        """Append tokens."""
-        tokens = tokens[-self.max_tokens :]
+        """Append tokens. The tokens that remain at the bound depend on the text, not on its parts."""
+        half = self.max_tokens - self.max_tokens // 2
+        excess = max(len(self) + len(tokens) - self.max_tokens, 0)
+        num_dropped = -(-excess // half) * half
+        if num_dropped > len(self):
+            tokens = tokens[num_dropped - len(self) :]
+            self._allocate(self.capacity, self.num_slots)
         num = self._append(tokens)
         while num < len(tokens):
             tokens = tokens[num:]

@@ -27,7 +27,7 @@ class ProposalMerger:
         """Set the draft of each request from its proposals."""
         if self.trees:
             for index, proposals in enumerate(step.proposals):
-                tree = merge([_with_estimates(draft) for draft in proposals.values()])
+                tree = merge([with_estimates(draft) for draft in proposals.values()])
                 step.drafts[index] = tree.truncate(max(step.requests[index].max_tokens, 0))
         else:
             self._merge_chains(step)
@@ -46,7 +46,7 @@ class ProposalMerger:
             if len(chosen) == 1 and chosen[0].is_chain:
                 (step.drafts[index],) = chosen
             elif chosen:
-                step.drafts[index] = merge(list(map(_with_estimates, chosen)))
+                step.drafts[index] = merge(list(map(with_estimates, chosen)))
                 merged.append(index)
         self._keep_best_paths(step, merged)
         for name, drafts in sampled.items():
@@ -119,7 +119,7 @@ class ProposalMerger:
         return not self.trees or len(step.proposals[index]) <= 1
 
 
-def _with_estimates(draft: Draft) -> Draft:
+def with_estimates(draft: Draft) -> Draft:
     """A draft of chosen tokens with a survival estimate for each."""
     if draft.survival is not None or draft.sampled.any():
         return draft

@@ -45,7 +45,8 @@ class Speculator:
 
     Every drafter of a request proposes, and the proposals are merged into one draft of the engine's format. A
     drafter is planned if it samples its tokens or takes time per token: the controller sets its draft length
-    before it drafts. From the other drafters the controller chooses afterwards.
+    before it drafts. From the other drafters the controller chooses afterwards. Drafters that are guarded
+    already, such as those of a `ChainDrafter`, are used as they are.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Speculator:
         self.adaptive = adaptive
         self.default_drafters = tuple(drafters if default_drafters is None else default_drafters)
         self.drafters = {
-            name: GuardedDrafter(
+            name: drafter
+            if isinstance(drafter, GuardedDrafter)
+            else GuardedDrafter(
                 name,
                 drafter,
                 counters,
@@ -102,8 +105,7 @@ class Speculator:
         the skipped tokens at the next proposal.
         """
         began = time.perf_counter()
-        self._admit(requests)
-        names = [request.name for request in requests]
+        names = self._admit(requests)
         step = SpeculativeStep(self.controller.begin_step(names, rows, context), requests)
         should_draft = self.controller.should_draft(step.control).tolist()
         for name in self.drafters:
@@ -112,13 +114,19 @@ class Speculator:
         step.control.lookup_seconds += time.perf_counter() - began - step.control.draft_seconds
         return step
 
-    def _admit(self, requests: Sequence[DraftRequest]) -> None:
-        """Start tracking the requests that are new."""
+    def begin_ahead(self, requests: Sequence[DraftRequest], rows: int, context: int = 0) -> SpeculativeStep:
+        """Begin a step, without drafts, while the step before is in flight."""
+        names = self._admit(requests)
+        return SpeculativeStep(self.controller.begin_step_ahead(names, rows, context), requests)
+
+    def _admit(self, requests: Sequence[DraftRequest]) -> list[str]:
+        """Start tracking the requests that are new; returns the ids of all."""
         for request in requests:
             if request.name not in self._drafters_of:
                 self._drafters_of[request.name] = set()
                 adaptive = self.adaptive if request.adaptive is None else request.adaptive
                 self.controller.admit(request.name, greedy=request.greedy, adaptive=adaptive)
+        return [request.name for request in requests]
 
     def _propose(self, step: SpeculativeStep, name: str, should_draft: Sequence[bool]) -> None:
         """Add the proposals of one drafter to the step; a planned drafter's time goes to the controller."""
@@ -211,8 +219,7 @@ class Speculator:
 
         The drafter prefills `num_prefill_tokens` prompt tokens first.
         """
-        self._admit(requests)
-        following = self.controller.begin_step([each.name for each in requests], len(requests), context)
+        following = self.controller.begin_step(self._admit(requests), len(requests), context)
         following.is_baseline = False
         limits = np.array(max_lengths, dtype=np.int64)
         lengths: list[int] = self.controller.draft_lengths(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -193,3 +193,41 @@ def test_draft_prefill_counts_as_exploration_cost() -> None:
         "8 s exceed the budget"
     )
     assert controller.draft_lengths(step, "model", one).tolist() == [1]
+
+
+def planned_rows(acceptance: list[float], price: float, *, suspended: bool = False) -> int:
+    """The rows planned for one request, with a step's exploration budget, in which each row has this cost."""
+    costs = [1.0 + price * num for num in range(8)]
+    controller = Controller(StepCost(range(1, 9), costs, prior_variance=0.0))
+    controller.admit("r", greedy=True)
+    controller.exploration_budget.accrue(1.0)
+    for _ in range(30 if suspended else 0):
+        controller.accounting.net_gain[True].record(0.0, 1.0, 10.0)
+    step = controller.begin_step_ahead(["r"], 1)
+    rows = np.array(acceptance)
+    return int(controller.plan_rows(step, rows, np.array([len(rows)]))[0])
+
+
+def test_rows_are_planned_while_they_pay() -> None:
+    assert planned_rows([0.5, 0.3, 0.1, 0.05], 0.2) == 2
+    assert planned_rows([0.5, 0.3, 0.1, 0.05], 0.01) == 4
+    assert planned_rows([0.1, 0.05], 0.2) == 0
+
+
+def test_only_rows_of_a_suspended_class_that_would_pay_are_explored() -> None:
+    assert planned_rows([0.5, 0.3, 0.1], 0.2, suspended=True) == 1
+    assert planned_rows([0.1, 0.05], 0.2, suspended=True) == 0
+
+
+def test_a_baseline_step_is_planned_once_while_outcomes_are_late() -> None:
+    controller = Controller(StepCost((1, 65), (1.0, 1.01), prior_variance=0.0))
+    controller.admit("r", greedy=True)
+    steps = [controller.begin_step_ahead(["r"], 1)]
+    for _ in range(100):
+        steps.append(controller.begin_step_ahead(["r"], 1))
+        before = steps[-2]
+        num = int(controller.plan_rows(before, np.array([0.05]), np.array([1]))[0])
+        controller.record_step(before, np.zeros(num, dtype=bool), 1.0)
+    is_baseline = [step.is_baseline for step in steps]
+    assert any(is_baseline)
+    assert not any(one and other for one, other in pairwise(is_baseline))

@@ -163,3 +163,13 @@ def test_no_more_matches_are_written_than_requested(max_matches: int) -> None:
     rows, _ = own_matches(index, max_matches)
     assert agree(rows, text, naive.matches(text, text, max_matches, own=True), own=True)
     assert len(rows) == max_matches
+
+
+@pytest.mark.parametrize("num_first", [0, 1, 63, 64, 65, 70, 96, 97, 149])
+def test_the_tokens_kept_at_the_bound_depend_on_the_text_alone(num_first: int) -> None:
+    text = naive.ints(list(range(150)))
+    parts, whole = ContextIndex(max_tokens=64), ContextIndex(max_tokens=64)
+    parts.extend(text[:num_first])
+    parts.extend(text[num_first:])
+    whole.extend(text)
+    assert parts.text.tolist() == whole.text.tolist() == list(range(96, 150))
