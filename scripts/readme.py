@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from bench_tune import table_row
+from coupling_table import markdown as markdown_of_coupling
 from forerun.audit.report_format import format_number
 from forerun.bench.findings import losses
 from forerun.bench.load import from_rows
@@ -109,6 +110,11 @@ def _audit_row(name: str, found: dict[str, Any]) -> str:
     return f"| {name} | {found['verdict']} | {samples} | {evidence} | {bound} | {seconds} |"
 
 
+def coupling_tables(records: Path) -> str:
+    """Acceptance of coupled drafts, by temperature and sampling settings."""
+    return markdown_of_coupling(_read(records / "coupling.json"))
+
+
 def scenario_table(records: Path) -> str:
     """A row for each simulated scenario and policy."""
     return markdown_of_scenarios(_read(records / "simulate.json")["scenarios"])
@@ -122,6 +128,7 @@ def _read(file: Path) -> dict[str, Any]:
 PAGES: Final = {
     "control.md": ("bench-load.json", load_table),
     "auditing.md": ("audits.json", audit_table),
+    "drafters.md": ("coupling.json", coupling_tables),
     "scaling.md": ("simulate.json", scenario_table),
 }
 """Other pages with a table, the record that it comes from, and the function that formats it."""

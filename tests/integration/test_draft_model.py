@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from forerun.core.batch_sampling import BatchSampling
+from forerun.core.logits_processors import RowContext, TokenHistory, apply_logits_processors
 from forerun.core.logits_warper import probabilities
+from forerun.core.verify import VerifyRequest, verify
 from forerun.drafters.draft_model import PREFILL_CHUNK, ModelDrafter
 from forerun.errors import ConfigurationError, VocabularyMismatch
 from forerun.models.runner import Runner
@@ -166,6 +168,75 @@ def test_a_tree_holds_the_most_likely_nodes_of_its_levels(model: Any) -> None:
         assert survival[node] == pytest.approx(probability, rel=1e-3)
     best = greedy_output(model, text, 1)[0]
     assert draft.tokens[0] == best
+
+
+PENALISED = SamplingParams(
+    temperature=0.0,
+    repetition_penalty=1.3,
+    presence_penalty=1.5,
+    frequency_penalty=0.7,
+    bad_words=((4,),),
+    logit_bias={5: 1.0},
+)
+
+
+def test_a_tree_applies_penalties_and_counts_the_draft_tokens_before_a_node(model: Any) -> None:
+    text, num_prompt = [1, 2, 3, 7, 7], 3
+    (draft,) = make(model, branches=3).propose(
+        [RequestView("r", text, num_prompt=num_prompt, sampling=PENALISED)], [9]
+    )
+    assert draft.survival is not None
+    assert 4 not in draft.tokens
+    assert max(len(draft.path(node)) for node in range(len(draft))) >= 3
+    for node in range(len(draft)):
+        path = [int(draft.tokens[each]) for each in draft.path(node)]
+        survival = 1.0
+        for depth, token in enumerate(path):
+            row = logits(model, text + path[:depth])[None].clone()
+            context = RowContext(TokenHistory(text[:num_prompt], text[num_prompt:]), path[:depth])
+            apply_logits_processors(row, BatchSampling.of([PENALISED]), [context])
+            survival *= float(torch.softmax(row, -1)[0, token])
+        assert draft.survival[node] == pytest.approx(survival, rel=1e-3)
+
+
+SEEDED_SETTINGS = [
+    {"top_k": 3},
+    {"top_p": 0.6},
+    {"min_p": 0.3},
+    {"repetition_penalty": 1.3, "presence_penalty": 1.5, "frequency_penalty": 0.7},
+    {"logit_bias": {5: 2.0}, "bad_words": ((4,), (7, 7))},
+    {"allowed_token_ids": (2, 3, 5, 7, 11)},
+]
+
+
+def num_accepted_of(model: Any, sampling: SamplingParams, drafted_with: SamplingParams, length: int) -> int:
+    """Accepted draft tokens of a coupled chain, where the draft model is the target."""
+    text, num_prompt = [1, 2, 3, 7, 7], 3
+    drafter = make(copy.deepcopy(model), slots=1)
+    (draft,) = drafter.propose(
+        [RequestView("r", text, num_prompt=num_prompt, sampling=drafted_with)], [length]
+    )
+    rows = torch.stack([logits(model, text + draft.tokens[:i].tolist()) for i in range(length + 1)])
+    history = TokenHistory(text[:num_prompt], text[num_prompt:])
+    request = VerifyRequest(draft, sampling, sampling.seed or 0, len(text), history)
+    return len(verify([request], rows)[0].accepted)
+
+
+@pytest.mark.parametrize("setting", SEEDED_SETTINGS, ids=lambda setting: next(iter(setting)))
+def test_coupled_drafts_of_the_target_itself_are_accepted_under_every_setting(
+    model: Any, setting: dict[str, Any]
+) -> None:
+    """q equals p only if every setting is applied to the draft's logits; a q with the temperature alone, the
+    sabotaged twin, loses draft tokens.
+    """
+    length, requests = 6, [SamplingParams(temperature=1.2, seed=seed, **setting) for seed in range(8)]
+    assert [num_accepted_of(model, each, each, length) for each in requests] == [length] * 8
+    temperature_only = [SamplingParams(temperature=1.2, seed=each.seed) for each in requests]
+    accepted = [
+        num_accepted_of(model, each, other, length)
+        for each, other in zip(requests, temperature_only, strict=True)
+    ]
+    assert sum(accepted) < 8 * length
 
 
 def test_a_tree_is_rolled_back_to_the_committed_tokens(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Expected speedups of chains: Leviathan et al., sections 3.1 to 3.5 and A.5.
+"""Acceptance probabilities, and expected speedups of chains: Leviathan et al., sections 3.1 to 3.5 and A.5.
 
 alpha is the acceptance rate, gamma the number of draft tokens, c the cost of one draft token and c_hat its
 arithmetic operations, both relative to one forward pass of the target. As in the paper, the draft tokens of a
@@ -6,6 +6,8 @@ chain are accepted independently with equal probability.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,6 +22,25 @@ def acceptance(p: FloatArray, q: FloatArray, lenience: float = 1.0) -> float:
     return float(np.minimum(np.asarray(p) / lenience, q).sum())
 
 
+def coupled_matches(p: FloatArray, q: FloatArray) -> FloatArray:
+    """Probability that the exponential races of p and q with shared clocks both select x, for each token x.
+
+    1 / sum over y of max(p(y) / p(x), q(y) / q(x)) (Moulton and Jiang 2018, arXiv 1809.04052). The sum over x
+    is the acceptance rate of a coupled draft: at most beta, and at least (1 - TV) / (1 + TV), which equals
+    beta / (2 - beta) (Daliri et al. 2024, arXiv 2408.07978). p and q need not be normalised.
+    """
+    both = np.flatnonzero((p > 0) & (q > 0))
+    order = both[np.argsort(q[both] / p[both], kind="stable")]
+    p_x, q_x = np.asarray(p[order], dtype=np.float64), np.asarray(q[order], dtype=np.float64)
+    # The first ratio is the larger one where q(y) / p(y) is at most q(x) / p(x), the second elsewhere.
+    p_up_to = p[q == 0].sum(dtype=np.float64) + np.cumsum(p_x)
+    q_above = q[p == 0].sum(dtype=np.float64) + np.append(np.cumsum(q_x[::-1])[::-1][1:], 0.0)
+    matches = np.zeros(len(p))
+    if len(order):
+        matches[order] = 1.0 / (p_up_to / p_x + q_above / q_x)
+    return matches
+
+
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Expected tokens per step (equation 1): (1 - alpha^(gamma + 1)) / (1 - alpha)."""
     return float(sum(alpha**i for i in range(gamma + 1)))
@@ -28,6 +49,17 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 def expected_accepted(alpha: float, gamma: int) -> float:
     """Expected accepted draft tokens per step: all its tokens except the last."""
     return expected_tokens(alpha, gamma) - 1.0
+
+
+def expected_accepted_along(factors: Sequence[float], gamma: int) -> list[float]:
+    """Expected accepted draft tokens of steps that start at each position of an output.
+
+    `factors` are the acceptance probabilities of a draft token at each position, given the emitted token and
+    that the draft tokens before it are accepted. Starts with fewer than gamma tokens left are omitted.
+    """
+    values = np.asarray(factors, dtype=np.float64)
+    starts = range(len(values) - gamma + 1)
+    return [float(np.cumprod(values[start : start + gamma]).sum()) for start in starts]
 
 
 def speedup(alpha: float, gamma: int, c: float = 0.0) -> float:

@@ -49,6 +49,14 @@ class BeamTree:
             return 0.0
         return sorted(self.survival, reverse=True)[self.budget - 1]
 
+    def path(self, node: int) -> list[int]:
+        """The tokens from the root to a node, including its own; none for the root."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
     def next_rows(self) -> tuple[list[int], list[int]]:
         """Tokens of the frontier, and the rows of their parents."""
         parents = [self._rows[self.parents[node]] for node in self.frontier]

@@ -50,7 +50,9 @@ class ModelDrafter:
 
     Greedy requests get the most likely tokens: a chain, or with `branches` a tree. Requests with a seed get
     the draft model's own tokens under the noise of each position, which often equal the target's. Other
-    requests get a chain sampled from q, with q attached; `rng` supplies the randomness.
+    requests get a chain sampled from q, with q attached; `rng` supplies the randomness. q is the
+    draft model's distribution after the request's sampling settings; penalties count the draft tokens before
+    a position.
     """
 
     def __init__(
@@ -185,8 +187,7 @@ class ModelDrafter:
         next_tokens = np.empty(len(views), dtype=np.int64)
         q = torch.empty_like(logits)
         if len(greedy):
-            processed = logits.clone()
-            apply_logits_processors(processed, settings, contexts)
+            processed = _processed(logits, settings, contexts)
             next_tokens[greedy] = arrays.finite_argmax(processed, greedy)
             q[greedy] = torch.softmax(processed[greedy], dim=-1)  # its confidence, for the survival
         others = np.flatnonzero(~settings.greedy)
@@ -218,9 +219,14 @@ class ModelDrafter:
     ) -> list[Draft]:
         """One tree per request, level by level; each level extends the `branches` most likely nodes."""
         trees = [BeamTree(self.branches, budget) for budget in budgets]
+        histories = [_history(view) if view.sampling.looks_back else TokenHistory() for view in views]
         active = list(range(len(views)))
         while active:
-            rows = torch.split(torch.softmax(logits, dim=-1), [len(trees[i].frontier) for i in active])
+            nodes = [(i, node) for i in active for node in trees[i].frontier]
+            settings = BatchSampling.of([views[i].sampling for i, _ in nodes])
+            contexts = [RowContext(histories[i], trees[i].path(node)) for i, node in nodes]
+            q_rows = torch.softmax(_processed(logits, settings, contexts), dim=-1)
+            rows = torch.split(q_rows, [len(trees[i].frontier) for i in active])
             for i, q in zip(active, rows, strict=True):
                 trees[i].grow(q)
             active = [i for i in active if trees[i].frontier]
@@ -229,6 +235,13 @@ class ModelDrafter:
                     [(self._states[views[i].id], *trees[i].next_rows()) for i in active]
                 )
         return [tree.draft(NAME) for tree in trees]
+
+
+def _processed(logits: torch.Tensor, settings: BatchSampling, contexts: Sequence[RowContext]) -> torch.Tensor:
+    """The logits after the logits processors, as a copy."""
+    processed = logits.clone()
+    apply_logits_processors(processed, settings, contexts)
+    return processed
 
 
 def _history(view: RequestView) -> TokenHistory:
