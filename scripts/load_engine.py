@@ -17,7 +17,7 @@ from forerun.bench.load import BASELINE, FORERUN, TimedStep
 from forerun.bench.suites import read_suite
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
-from forerun.engines.vllm.scheduler import Scheduler
+from forerun.engines.vllm.sync_scheduler import SyncScheduler
 from forerun.models.loading import load_tokenizer
 
 MAX_CONCURRENCY: Final = 16
@@ -30,7 +30,7 @@ MAX_PROMPT_TOKENS: Final = 900
 """Maximum prompt tokens."""
 
 
-class RecordingScheduler(Scheduler):
+class RecordingScheduler(SyncScheduler):
     """forerun's scheduler with a log of every step: start time, rows, decoding requests, counted requests,
     their output tokens, and forerun's own seconds.
     """

@@ -36,7 +36,8 @@ def value_of(command: list[str], flag: str) -> dict[str, object]:
     return value
 
 
-def test_the_printed_command_runs_where_vllm_has_no_executable() -> None:
+def test_the_printed_command_runs_where_vllm_has_no_executable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     command = printed("some/model", "--port", "8000", "--enforce-eager")
     assert command[0] == "env"
     start = command.index(sys.executable)
@@ -46,6 +47,20 @@ def test_the_printed_command_runs_where_vllm_has_no_executable() -> None:
     assert flags_of(command)[:3] == ["--port", "8000", "--enforce-eager"]
     assert value_of(command, "--additional-config") == {"forerun": {}}
     assert value_of(command, "--speculative-config")["model"] == "forerun.engines.vllm.NullProposer"
+
+
+def test_on_v2_vllm_keeps_its_runner_and_its_scheduling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    command = printed("m")
+    assert not [part for part in command if "VLLM_USE_V2_MODEL_RUNNER" in part or "async" in part]
+    assert value_of(command, "--speculative-config")["method"] == "ngram_gpu"
+    assert "--async-scheduling" in printed("m", "--async-scheduling")
+    assert "--no-async-scheduling" in printed("m", "--no-async-scheduling")
+    drafted = printed("m", "-sc", '{"method": "eagle3", "model": "head"}', "--drafter", "model")
+    assert value_of(drafted, "--speculative-config") == {"method": "eagle3", "model": "head"}
+    assert value_of(drafted, "--additional-config") == {
+        "forerun": {"drafters": ["model"], "draft_model": "head"}
+    }
 
 
 def test_flags_and_a_file_of_settings_go_together(tmp_path: Path) -> None:
@@ -76,7 +91,8 @@ def one_line(result: Any, *terms: str) -> None:
     ("args", "terms"),
     [
         (["m", "--drafter", "sufix"], ["'sufix'", "suffix"]),
-        (["m", "--speculative-config", "{}"], ["--speculative-config", "--draft-model"]),
+        (["m", "--speculative-config", "{}"], ["--speculative-config", "max_draft"]),
+        (["m", "--draft-model", "a", "--spec-model", "b"], ["--speculative-config", "a", "b"]),
         (["--tensor-parallel-size", "2", "m"], ["MODEL"]),
         (["m", "--additional-config", '{"forerun": {"max_draft": 3}}'], ["forerun", "--speculation"]),
     ],
@@ -150,12 +166,68 @@ def test_missing_files_are_reported_in_one_line_before_vllm_starts(
     assert started == []
 
 
+def tokenizer_in(folder: Path, *tokens: str) -> Path:
+    """A model's directory with a tokenizer of these tokens."""
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {token: number for number, token in enumerate(("<unk>", *tokens))}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")).save(str(model_in(folder) / "tokenizer.json"))
+    return folder
+
+
+def test_the_tokens_of_a_draft_model_are_compared(started: list[Any], tmp_path: Path) -> None:
+    model, same = tokenizer_in(tmp_path / "m", "a", "b", "c"), tokenizer_in(tmp_path / "same", "a", "b", "c")
+    twin = str(tokenizer_in(tmp_path / "twin", "a", "b", "d"))
+    port = ["--port", free_port(), "--host", "127.0.0.1"]
+    one_line(run(str(model), "--draft-model", twin, *port), "token 3", "same family")
+    one_line(run(str(model), "--spec-model", twin, "--spec-tokens", "2", *port), "token 3")
+    assert started == []
+    assert isinstance(run(str(model), "--draft-model", str(same), *port).exception, Started)
+    assert isinstance(
+        run(twin, "--tokenizer", str(model), "--draft-model", str(same), *port).exception, Started
+    )
+
+
+def test_the_summary_states_runner_mode_and_reason(
+    started: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = [str(model_in(tmp_path / "m")), "--port", free_port(), "--host", "127.0.0.1"]
+    for value, runner in (("0", "V1"), ("1", "V2")):
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
+        summary = " ".join(run(*args).stderr.split())
+        assert f"{runner} (VLLM_USE_V2_MODEL_RUNNER={value})" in summary
+        assert "sync scheduling (" in summary
+    summary = " ".join(run(*args, "--spec-method", "mtp", "--spec-tokens", "2").stderr.split())
+    assert "0 to 2 tokens per step" in summary
+
+
 def test_a_port_in_use_is_one_line_before_vllm_starts(started: list[Any], tmp_path: Path) -> None:
     model = str(model_in(tmp_path / "m"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         one_line(run(model, "--host", "127.0.0.1", f"--port={port}"), port, "--port")
     assert started == []
+
+
+def cache_model(folder: Path, **config: object) -> None:
+    """Put the configuration of some/model into a cache of the hub."""
+    snapshot = folder / "models--some--model" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(config))
+    refs = folder / "models--some--model" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+
+
+def test_a_speculators_checkpoint_on_the_hub_is_its_own_drafter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub", reason="needs vLLM: make setup")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    cache_model(tmp_path, speculators_config={}, speculators_model_type="eagle3")
+    command = printed("some/model", "--download-dir", str(tmp_path))
+    assert value_of(command, "--speculative-config") == {"method": "eagle3", "model": "some/model"}
+    assert value_of(printed("some/model"), "--speculative-config")["method"] == "ngram_gpu"
 
 
 def test_a_name_that_cannot_be_downloaded_is_one_line(
@@ -165,12 +237,7 @@ def test_a_name_that_cannot_be_downloaded_is_one_line(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     one_line(run(*args), "some/model", "HF_HUB_OFFLINE")
     assert started == []
-    snapshot = tmp_path / "models--some--model" / "snapshots" / ("0" * 40)
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    refs = tmp_path / "models--some--model" / "refs"
-    refs.mkdir()
-    (refs / "main").write_text("0" * 40)
+    cache_model(tmp_path)
     assert isinstance(run(*args).exception, Started)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert isinstance(run("other/model", *args[1:]).exception, Started), "vLLM may download it"
@@ -235,6 +302,17 @@ def test_the_doctor_reports_a_working_installation() -> None:
     assert result.exit_code == 0, findings
     assert findings["drafter: suffix"] == "fine"
     assert "broken" not in findings.values()
+
+
+def test_the_doctor_states_the_runner_that_serve_will_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="needs vLLM: make setup")
+    from forerun.engines.vllm.runner_choice import choose_runner
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    details = {each["what"]: each["detail"] for each in json.loads(result.stdout)}
+    assert details["vLLM's model runner"] == choose_runner().summary
+    assert "V2" in details["vLLM's model runner"]
 
 
 def test_the_doctor_names_what_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,10 @@ pytest.importorskip("vllm", reason="needs the extra `vllm`")
 from e2e.engines import make_llamas, run_program
 from forerun.core.jit import NUMBA_DISPATCHER_NAMES, compiled, stamp_by_content
 from forerun.engines.vllm import contract
-from forerun.engines.vllm.contract.private_names import CONFIG, CONFIG_OBJECTS, PrivateNames
+from forerun.engines.vllm.contract.private_names import PrivateNames
 from forerun.errors import UnsupportedEngine
+from v2_bench.models import make_models
+from v2_bench.processes import bench_environment
 from vllm_contract import renaming
 from vllm_contract.listing import Listing, unlisted_accesses, unlisted_calls
 from vllm_contract.recorder import Recorder, install
@@ -49,19 +51,46 @@ def static_renamings(names: PrivateNames) -> dict[str, Renaming]:
 
 
 STATIC = [(names, path, how) for names in contract.EVERY for path, how in static_renamings(names).items()]
-LIVE = [f"{kind}.{name}" for names in contract.EVERY for kind, live in names.live.items() for name in live]
+
+GROUPS = {"v1": (*contract.COMMON, *contract.V1), "sync": (*contract.COMMON, *contract.V2)}
+"""The names that are checked on the live objects of an engine, by the mode of the engine."""
+
+LIVE = [
+    (mode, f"{kind}.{name}")
+    for mode, groups in GROUPS.items()
+    for names in groups
+    for kind, live in names.live.items()
+    for name in live
+]
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The names that a running engine used, and the errors for those renamed on its live objects."""
+def engines(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By mode, the names that a running engine used, and the errors for those renamed on its live objects."""
     folder = tmp_path_factory.mktemp("contract")
     models = make_llamas(folder, vocab_size=VOCAB_SIZE, heads=1)
     for model in models:
         for file in smollm2.glob("tokenizer*"):
             shutil.copy(file, model)
     environment = {"XDG_CACHE_HOME": str(folder), "VLLM_USE_V2_MODEL_RUNNER": "0"}
-    return run_program("contract_names", *models, **environment)
+    found = {"v1": run_program("contract_names", *models, "v1", **environment)}
+    (folder / "bench").mkdir()
+    bench = make_models(folder / "bench")
+    environment = {**environment, **bench_environment(), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    for mode in ("sync", "async"):
+        found[mode] = run_program("contract_names", bench.target, bench.draft, mode, **environment)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(engines: Any) -> Any:
+    """The names that any engine used, and the lines that none executed."""
+    unexecuted = [{tuple(site) for site in each["unexecuted"]} for each in engines.values()]
+    return {
+        "accesses": [access for each in engines.values() for access in each["accesses"]],
+        "calls": [call for each in engines.values() for call in each["calls"]],
+        "unexecuted": set.intersection(*unexecuted),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +123,10 @@ def test_a_renamed_class_function_parameter_or_field_is_an_error(
     assert f"{parameter}_renamed" in str(raised.value) or not parameter
 
 
-@pytest.mark.parametrize("path", LIVE)
-def test_a_renamed_attribute_of_a_live_object_is_an_error(engine: Any, path: str) -> None:
+@pytest.mark.parametrize(("mode", "path"), LIVE)
+def test_a_renamed_attribute_of_a_live_object_is_an_error(engines: Any, mode: str, path: str) -> None:
     kind, _, name = path.rpartition(".")
-    assert f"{kind} has no {name}" in engine["renamed"][path]
+    assert f"{kind} has no {name}" in engines[mode]["renamed"][path]
 
 
 @pytest.mark.parametrize("name", NUMBA_DISPATCHER_NAMES)
@@ -118,8 +147,7 @@ def test_every_function_and_keyword_that_the_engine_calls_is_listed(engine: Any,
 
 
 def test_names_on_lines_that_were_not_executed_are_listed(engine: Any, listing: Listing) -> None:
-    sites = [tuple(site) for site in engine["unexecuted"]]
-    assert unknown_names(sites, CODE, listing) == []
+    assert unknown_names(engine["unexecuted"], CODE, listing) == []
 
 
 def test_every_import_is_listed(listing: Listing) -> None:
@@ -137,22 +165,22 @@ def test_every_listed_name_is_used(listing: Listing) -> None:
 SABOTAGE = """
 import os
 from dataclasses import replace
-from vllm.v1.outputs import AsyncModelRunnerOutput, DraftTokenIds
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 def read(output):
-    return output.draft_token_ids, output.req_ids, os.sep
+    return output.sampled_token_ids, output.logprobs, os.sep
 
 def change(output):
-    return replace(output, req_ids=[])
+    return replace(output, logprobs=None)
 
 def build():
-    return DraftTokenIds(draft_token_ids=[], req_ids=[])
+    return ModelRunnerOutput(req_ids=[], req_id_to_index={}, logprobs=None)
 
 def guarded(output):
     return getattr(output, "renamed_attribute", None), hasattr(output, "other"), hasattr(os, "sep")
 
 def not_executed(output):
-    return output.draft_token_ids, output.renamed_attribute, os.path
+    return output.sampled_token_ids, output.renamed_attribute, os.path
 """
 
 
@@ -172,18 +200,18 @@ def test_the_scan_finds_unlisted_names(
     sabotaged.read(output)
     sabotaged.change(output)
     sabotaged.guarded(output)
-    kind = "vllm.v1.outputs.DraftTokenIds"
+    kind = "vllm.v1.outputs.ModelRunnerOutput"
     assert sorted(unlisted_accesses(recorder.accesses, listing)) == [
+        f"{kind}.logprobs",
         f"{kind}.other",
         f"{kind}.renamed_attribute",
-        f"{kind}.req_ids",
     ]
-    assert unlisted_calls(recorder.calls, listing) == [f"{kind}(req_ids)"]
+    assert unlisted_calls(recorder.calls, listing) == [f"{kind}(logprobs)"]
     files = [tmp_path / "sabotaged.py"]
     unexecuted = recorder.sites - recorder.executed
-    assert {site[3] for site in unexecuted} == {"draft_token_ids", "renamed_attribute", "path"}
+    assert {site[3] for site in unexecuted} == {"sampled_token_ids", "renamed_attribute", "path"}
     assert unknown_names(unexecuted, files, listing) == ["sabotaged:19 renamed_attribute"]
-    assert unlisted_imports(files, listing) == ["sabotaged.py: vllm.v1.outputs.AsyncModelRunnerOutput"]
+    assert unlisted_imports(files, listing) == ["sabotaged.py: vllm.v1.outputs.KVConnectorOutput"]
     assert len(hidden_names(files)) == 2
 
 
@@ -192,21 +220,7 @@ def test_a_listed_name_that_is_not_used_is_found() -> None:
     assert "not_in_any_file" in unused_names(CODE, listing)
 
 
-def test_pipeline_parallelism_is_rejected() -> None:
-    def config(num_stages: int) -> Any:
-        def part(kind: str, **values: Any) -> Any:
-            return SimpleNamespace(**{**dict.fromkeys(CONFIG.live[kind]), **values})
-
-        parts = {name: part(kind) for name, kind in CONFIG_OBJECTS.items() if name}
-        parts["parallel_config"].pipeline_parallel_size = num_stages
-        return part(CONFIG_OBJECTS[""], **parts)
-
-    contract.check_config(config(1))
-    with pytest.raises(UnsupportedEngine, match=r"2 pipeline stages.*--tensor-parallel-size"):
-        contract.check_config(config(2))
-
-
 def test_another_model_runner_is_rejected() -> None:
-    worker = SimpleNamespace(model_runner=SimpleNamespace(), vllm_config=None)
-    with pytest.raises(UnsupportedEngine, match=r"SimpleNamespace.*VLLM_USE_V2_MODEL_RUNNER=0"):
+    worker = SimpleNamespace(model_runner=SimpleNamespace(), use_v2_model_runner=True, vllm_config=None)
+    with pytest.raises(UnsupportedEngine, match=r"V1 or V2.*SimpleNamespace"):
         contract.check_worker(worker)

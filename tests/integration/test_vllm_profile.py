@@ -30,6 +30,7 @@ class Runner:
             additional_config={},
             parallel_config=SimpleNamespace(world_size_across_dp=1),
             scheduler_config=SimpleNamespace(max_num_seqs=8),
+            use_v2_model_runner=False,
         )
 
     def _dummy_run(self, rows: int, **_: Any) -> tuple[torch.Tensor, None]:
@@ -79,10 +80,13 @@ def test_the_cache_key_depends_on_cores_and_threads(monkeypatch: pytest.MonkeyPa
         model_config=SimpleNamespace(model="m", dtype="float32", quantization=None, enforce_eager=True),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
+        use_v2_model_runner=False,
     )
     names = set()
     for cores, binding in (("2", ""), ("1", ""), ("2 1", ""), ("2", "0-1")):
         monkeypatch.setenv("FORERUN_CORES", cores)
         monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", binding)
         names.add(step_profiler._cache_key(config))
-    assert len(names) == 4
+    config.use_v2_model_runner = True
+    names.add(step_profiler._cache_key(config))
+    assert len(names) == 5

@@ -16,7 +16,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
-from forerun.engines.vllm.sampler import SpeculativeSampler
+from forerun.engines.vllm.v1.sampler import SpeculativeSampler
 
 VOCAB = 8
 

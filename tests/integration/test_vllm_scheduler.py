@@ -14,9 +14,10 @@ from forerun.control.step_cost import StepCost
 from forerun.engines.guarded_drafter import DraftFormat
 from forerun.engines.speculative_step import DraftRequest
 from forerun.engines.speculator import Speculator
-from forerun.engines.vllm.scheduler import InFlightStep, Scheduler
+from forerun.engines.vllm.speculative_scheduler import InFlightStep
 from forerun.engines.vllm.stats import PeriodicStatsLogger, SpecDecodeStats
 from forerun.engines.vllm.step_plan import StepPlan, attach_plan
+from forerun.engines.vllm.sync_scheduler import SyncScheduler
 from forerun.types import Draft, RequestView
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -26,11 +27,12 @@ pytestmark = pytest.mark.filterwarnings("default")
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A scheduler without engine: only what the outcome of a step needs."""
     monkeypatch.setattr(StockScheduler, "update_from_output", lambda *_: {})
-    made: Any = Scheduler.__new__(Scheduler)
+    made: Any = SyncScheduler.__new__(SyncScheduler)
     made.stats = SpecDecodeStats(("suffix",), 4)
     made.stats_logger = PeriodicStatsLogger(made.stats, 0.0, every=float("inf"))
     draft_format = DraftFormat(100, trees=False, q=False)
     made.speculator = Speculator({}, StepCost.default(), draft_format, counters=made.stats)
+    made.draft_model = None
     made._in_flight, made._finished, made._last_output_at = {}, [], 0.0
     return made
 

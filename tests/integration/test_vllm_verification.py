@@ -22,8 +22,8 @@ from vllm.v1.sample.sampler import Sampler as StockSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
-from forerun.engines.vllm.sampler import SpeculativeSampler
 from forerun.engines.vllm.step_plan import StepPlan
+from forerun.engines.vllm.v1.sampler import SpeculativeSampler
 from integration.test_vllm_sampler import CONFIG
 from integration.test_vllm_sampler_identity import runner_of, sampling
 

@@ -12,6 +12,7 @@ from vllm_contract.recorder import Paths
 DOCUMENTED = frozenset(
     {
         "vllm.SamplingParams",
+        "vllm.v1.worker.cpu.shm._EventPlaceholder.synchronize",  # the stand-in for torch.cuda.Event on CPUs
         "numba.__version__",
         "numba.njit",
         "numba.core.event",  # numba's event API
@@ -48,10 +49,10 @@ class Listing:
             self.attributes |= {*names.paths, *names.fields, *names.live, *names.assigned}
             for function, parameters in names.calls.items():
                 for path in _aliases(function):
-                    self.functions[path] = {"", *parameters}
+                    self.functions.setdefault(path, {""}).update(parameters)
             for kind, listed in names.fields.items():
                 for path in _aliases(kind):
-                    self.functions[path] = {"", *listed}
+                    self.functions.setdefault(path, {""}).update(listed)
 
     def has_access(self, paths: Paths, name: str) -> bool:
         """Whether an attribute of an object with these classes, or of this module, is listed."""

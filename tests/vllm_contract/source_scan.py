@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import logging
-from collections import OrderedDict
+import re
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CellType
@@ -13,6 +14,7 @@ from warnings import WarningMessage
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 
 import forerun
 from forerun.core.jit import NUMBA_DISPATCHER_NAMES
@@ -25,7 +27,8 @@ SOURCE = Path(forerun.__file__).parents[1]
 
 _OTHER_TYPES: tuple[Any, ...] = (
     *(str, bytes, int, float, list, dict, set, frozenset, tuple, OSError, type),
-    *(Path, OrderedDict, logging.Logger, CellType, np.ndarray, torch.Tensor),
+    *(Path, OrderedDict, deque, logging.Logger, CellType, re.Pattern, np.ndarray, torch.Tensor),
+    *(torch.cuda, torch.Event, BaseModel),
     WarningMessage("", UserWarning, "", 0),  # its class does not list its attributes
 )
 """Types, or objects of them, whose attributes appear on lines that the engine does not execute."""

@@ -125,6 +125,9 @@ def _engine() -> Iterator[CheckResult]:
         "fine" if plugged else "broken",
         "vLLM loads forerun's plugin" if plugged else _plugin_remedy(wanted),
     )
+    from forerun.engines.vllm.runner_choice import choose_runner
+
+    yield CheckResult("vLLM's model runner", "fine", choose_runner().summary)
     yield from _on_cpu()
 
 

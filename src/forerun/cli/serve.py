@@ -14,6 +14,7 @@ from forerun.cli.console import report_errors
 
 if TYPE_CHECKING:
     from forerun.config import SpeculationConfig
+    from forerun.engines.vllm.runner_choice import RunnerChoice
 
 EPILOG: Final = """
 Example: forerun serve Qwen/Qwen3-0.6B --port 8000 --share-outputs
@@ -21,6 +22,8 @@ Example: forerun serve Qwen/Qwen3-0.6B --port 8000 --share-outputs
 Exactness: forerun serve ./model --dtype float32
 
 Draft model: forerun serve ./model --draft-model ./small-model
+
+Speculator: forerun serve ./model --spec-method eagle3 --spec-model ./head --spec-tokens 5
 """
 
 _DRAFTING: Final = "Drafting"
@@ -83,31 +86,36 @@ def serve(
     from forerun.config import SpeculationConfig
     from forerun.drafters.registry import check_known
     from forerun.engines.vllm.launch import launch_environment, serve_command, serve_flags
+    from forerun.engines.vllm.runner_choice import choose_runner
+    from forerun.engines.vllm.speculative_config import given_speculative_config, speculator_name
     from forerun.errors import ConfigurationError
 
-    given = {
-        "drafters": tuple(drafter or ()),
-        "draft_model": draft_model,
-        "share_outputs": share_outputs,
-        "corpora": tuple(str(file.resolve()) for file in corpus or ()),
-    }
     with report_errors():
         if model.startswith("-"):
             raise ConfigurationError(f"the model comes first: forerun serve MODEL {model} ...")
+        speculator = given_speculative_config(model, context.args)
+        given = {
+            "drafters": tuple(drafter or ()),
+            "draft_model": draft_model or speculator_name(speculator),
+            "share_outputs": share_outputs,
+            "corpora": tuple(str(file.resolve()) for file in corpus or ()),
+        }
         base = SpeculationConfig.parse(speculation) if speculation else SpeculationConfig()
         config = SpeculationConfig(
             **{**base.model_dump(), **{key: value for key, value in given.items() if value}}
         )
         check_known(config)
-        command = serve_command(model, serve_flags(config, context.args))
+        choice = choose_runner(context.args)
+        command = serve_command(model, serve_flags(model, config, context.args, choice.runner))
+        environment = launch_environment(choice.runner)
         if dry_run:
-            variables = [f"{name}={value}" for name, value in launch_environment().items()]
+            variables = [f"{name}={value}" for name, value in environment.items()]
             typer.echo(shlex.join(["env", *variables, *command]))
             return
         _check(model, config, context.args)
-    _print_summary(model, config, context.args)
+    _print_summary(model, config, context.args, choice)
     sys.stdout.flush()
-    os.execve(sys.executable, command, {**os.environ, **launch_environment()})  # noqa: S606
+    os.execve(sys.executable, command, {**os.environ, **environment})  # noqa: S606
 
 
 def _check(model: str, config: SpeculationConfig, flags: list[str]) -> None:
@@ -122,23 +130,26 @@ def _check(model: str, config: SpeculationConfig, flags: list[str]) -> None:
     check_launch(model, config, flags)
 
 
-def _print_summary(model: str, config: SpeculationConfig, flags: list[str]) -> None:
+def _print_summary(model: str, config: SpeculationConfig, flags: list[str], choice: RunnerChoice) -> None:
     """Print how the server will speculate, before vLLM's own lines."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from forerun.engines.vllm.launch import MAX_CHAIN_LENGTH
     from forerun.engines.vllm.precision import served_dtype
+    from forerun.engines.vllm.speculative_config import MAX_CHAIN_LENGTH, given_speculative_config
 
+    speculator = given_speculative_config(model, flags) or {}
+    max_length = speculator.get("num_speculative_tokens", MAX_CHAIN_LENGTH)
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("model", escape(model)),
+        ("model runner", escape(choice.summary)),
         ("drafters", escape(", ".join(config.names))),
         ("draft model", escape(config.draft_model or "none")),
         (
             "draft length",
-            f"0 to {min(config.max_draft, MAX_CHAIN_LENGTH)} tokens per step, chosen by predicted gain",
+            f"0 to {min(config.max_draft, max_length)} tokens per step, chosen by predicted gain",
         ),
         ("drafts from", escape(_sources(config))),
         ("output", output_guarantee(config, served_dtype(model, flags))),

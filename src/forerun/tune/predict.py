@@ -21,7 +21,7 @@ from forerun.bench.transcripts import Transcript
 from forerun.config import SpeculationConfig
 from forerun.control.step_cost import StepCost
 from forerun.drafters.registry import make_drafters
-from forerun.engines.vllm.launch import MAX_CHAIN_LENGTH
+from forerun.engines.vllm.speculative_config import MAX_CHAIN_LENGTH
 from forerun.errors import UnreadablePrompts
 from forerun.types import Drafter
 

@@ -11,6 +11,8 @@ import pytest
 
 from e2e.serve.completions import complete, counts, prompts
 from e2e.serve.faults import FAULTS
+from forerun.engines.vllm.runner_choice import choose_runner
+from forerun.engines.vllm.runner_log import read_runner_mode
 from forerun.servers.processes import Server
 
 pytestmark = pytest.mark.e2e
@@ -133,3 +135,11 @@ def test_the_log_has_a_summary_at_start_and_periodic_statistics(forerun: Server)
     for term in ("drafters", "suffix, ngram, grammar", "float32"):
         assert term in log
     assert re.search(r"[\d.]+ tokens per step, \d+% .*, suffix: \d+ of \d+ draft tokens accepted", log)
+
+
+def test_the_engine_uses_the_model_runner_that_the_summary_states(forerun: Server) -> None:
+    log = forerun.log.read_text()
+    expected, found = choose_runner(), read_runner_mode(log)
+    assert found.runner == expected.runner.upper()
+    assert found.scheduling == ("async" if expected.is_async else "sync")
+    assert expected.runner_reason in " ".join(log.split())

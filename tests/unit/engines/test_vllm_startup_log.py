@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from threading import Event
 from types import SimpleNamespace
 
@@ -28,12 +29,13 @@ class Lines(logging.Handler):
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
-    handler = Lines()
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
+    handler, level = Lines(), logger.level
     monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "level", logging.INFO)
     monkeypatch.setattr(logger, "propagate", False)
-    return handler
+    logger.setLevel(logging.INFO)  # also drops the answers of isEnabledFor that the logger has cached
+    yield handler
+    logger.setLevel(level)
 
 
 def test_a_long_phase_logs_its_start_its_progress_and_its_end(lines: Lines) -> None:

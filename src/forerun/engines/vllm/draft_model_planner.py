@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from forerun.engines.lookahead_planner import LookaheadStep
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.speculator import MODEL, Speculator
 from forerun.engines.vllm.stats import SpecDecodeStats
+from forerun.engines.vllm.step_plan import PLACEHOLDER
 from forerun.types import Draft
 
 
@@ -62,6 +64,26 @@ class DraftModelPlanner:
             uses = self.speculator.uses(draft_request, MODEL)
             drafts.append(_sampled_chain(request.spec_token_ids[:length] if uses else []))
         return self.speculator.merger.offer_sampled(step, MODEL, drafts)
+
+    def offer_ahead(self, step: LookaheadStep) -> None:
+        """Plan the tokens that the draft model samples in the step in flight, where they are expected to
+        gain more than a lookup after it.
+        """
+        speculation = step.speculation
+        drafts = []
+        for index, request in enumerate(speculation.requests):
+            is_baseline = speculation.control.is_baseline and speculation.control.adaptive[index]
+            uses = self.speculator.uses(request, MODEL) and not is_baseline
+            length = min(request.max_tokens, self._lengths.get(request.name, 0)) if uses else 0
+            drafts.append(_sampled_chain([PLACEHOLDER] * length))
+        candidates = self.speculator.merger.candidates(speculation, drafts)
+        survivals = self.speculator.controller.estimate_survival(speculation.control, candidates)
+        ends = np.cumsum([len(draft) for draft in drafts]).tolist()
+        for index, (draft, end) in enumerate(zip(drafts, ends, strict=True)):
+            expected = float(survivals[end - len(draft) : end].sum())
+            names_model_only = speculation.requests[index].drafters == (MODEL,)
+            if len(draft) and (expected > step.expected_accepted[index] or names_model_only):
+                step.use_draft(index, draft)
 
     def record_time(self, step: SpeculativeStep, num_passes: int, seconds: float) -> None:
         """Record the time that the draft model took at the end of a step."""

@@ -35,6 +35,10 @@ class DraftRequestBuilder:
             )
         return result
 
+    def drafters_of(self, request_id: str) -> tuple[str, ...] | None:
+        """The drafters that a request names; None for the server's default ones."""
+        return _drafters(self.options.get(request_id, DEFAULT_OPTIONS))
+
     def forget(self, request_id: str) -> None:
         """Drop the options of a finished request."""
         self.options.pop(request_id, None)
@@ -55,17 +59,20 @@ class DraftRequestBuilder:
     def _max_draft_per_request(self, requests: Sequence[Any]) -> int:
         """An equal share of the step's token budget, so that every request is scheduled.
 
-        0 while any request has a thinking budget: vLLM counts thinking tokens one output token at a time.
+        0 while any request has a thinking budget on the V1 runner, which counts thinking tokens one output
+        token at a time.
         """
-        if any(request.sampling_params.thinking_token_budget is not None for request in requests):
+        if not self.scheduler.use_v2_model_runner and any(map(_has_thinking_budget, requests)):
             return 0
         return max(0, int(self.scheduler.max_num_scheduled_tokens) // max(1, len(requests)) - 1)
 
     def _max_draft(self, request: Any, options: RequestOptions, num_pending: int) -> int:
         """The draft tokens that a request can still emit after `num_pending` more tokens, within its options.
 
-        Each step emits one token more than the accepted draft tokens.
+        Each step emits one token more than the accepted draft tokens. Steps in flight count as if all their
+        draft tokens were accepted.
         """
+        num_pending += request.num_output_placeholders
         until_full: int = self.scheduler.max_model_len - request.num_tokens - num_pending
         until_done: int = request.max_tokens - request.num_output_tokens - num_pending
         limit = self.max_draft_tokens
@@ -93,6 +100,10 @@ def _drafters(options: RequestOptions) -> tuple[str, ...] | None:
     if options.drafter is None:
         return None
     return () if options.drafter == NO_DRAFTER else (options.drafter,)
+
+
+def _has_thinking_budget(request: Any) -> bool:
+    return request.sampling_params.thinking_token_budget is not None
 
 
 def _is_greedy(request: Any) -> bool:

@@ -10,32 +10,35 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from forerun.config import SpeculationConfig
+from forerun.engines.vllm.flags import last_switch, split_equals, take_object
+from forerun.engines.vllm.runner_choice import (
+    ASYNC_FLAG,
+    NO_ASYNC_FLAG,
+    RUNNER_VARIABLE,
+    Runner,
+    choose_runner,
+)
+from forerun.engines.vllm.speculative_config import (
+    given_speculative_config,
+    speculative_config_for,
+    take_speculative_config,
+    with_speculator,
+)
 from forerun.errors import ConfigurationError
 
 SCHEDULER: Final = "forerun.engines.vllm.scheduler.Scheduler"
 WORKER: Final = "forerun.engines.vllm.worker.Worker"
 
-MAX_CHAIN_LENGTH: Final = 24
-"""Longer drafts gained nothing in any replay, and vLLM allocates memory for them."""
-
 _CORES: Final = "FORERUN_CORES"
 """Environment variable with the cores that vLLM's first process could use."""
 
-_USE_OUR_FLAGS: Final = "use --draft-model, --drafter or --speculation"
-
 _RESERVED: Final = {
-    "--speculative-config": _USE_OUR_FLAGS,
-    "-sc": _USE_OUR_FLAGS,
-    "--spec-method": _USE_OUR_FLAGS,
-    "--spec-model": _USE_OUR_FLAGS,
-    "--spec-tokens": "use --speculation with max_draft",
-    "--async-scheduling": "leave it out: drafting needs the output tokens of the previous step",
     "--scheduler-cls": "leave it out: forerun's scheduler drafts",
     "--worker-cls": "leave it out: forerun's worker verifies draft tokens",
 }
@@ -43,26 +46,37 @@ _RESERVED: Final = {
 
 
 def engine_arguments(
-    config: SpeculationConfig, additional_config: dict[str, Any] | None = None
+    config: SpeculationConfig,
+    additional_config: Mapping[str, Any] | None = None,
+    *,
+    runner: Runner | None = None,
+    asynchronous: bool | None = None,
+    speculative_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The arguments of `vllm.LLM` for a configuration, on any platform."""
+    """The arguments of `vllm.LLM` for a configuration, on any platform.
+
+    Without a `runner` they are for the one that vLLM will use. On V2 vLLM chooses whether scheduling is async
+    unless `asynchronous` is given. A `speculative_config` of vLLM makes its speculator the drafter `model`.
+    """
     visible_cores()  # must run before vLLM starts other processes
-    settings = config.model_dump(mode="json", exclude_defaults=True)
-    num_draft_tokens = max(1, min(config.max_draft, MAX_CHAIN_LENGTH))
-    drafts: dict[str, Any] = {"method": "custom_class", "model": "forerun.engines.vllm.NullProposer"}
-    if config.draft_model is not None:
-        drafts = {
-            "method": "draft_model",
-            "model": config.draft_model,
-            "draft_sample_method": "probabilistic",
-        }
-    return {
-        "speculative_config": {**drafts, "num_speculative_tokens": num_draft_tokens},
-        "async_scheduling": False,
+    runner = runner or choose_runner().runner
+    settings = with_speculator(config, speculative_config)
+    arguments: dict[str, Any] = {
+        "speculative_config": speculative_config_for(config, runner, speculative_config),
         "scheduler_cls": SCHEDULER,
         "worker_cls": WORKER,
-        "additional_config": {**(additional_config or {}), "forerun": settings},
+        "additional_config": {
+            **(additional_config or {}),
+            "forerun": settings.model_dump(mode="json", exclude_defaults=True),
+        },
     }
+    if runner == "v1":
+        if asynchronous:
+            raise ConfigurationError(
+                "async scheduling needs vLLM's V2 model runner, and this engine runs V1; leave it out"
+            )
+        asynchronous = False
+    return arguments if asynchronous is None else {**arguments, "async_scheduling": asynchronous}
 
 
 def visible_cores() -> str:
@@ -86,10 +100,10 @@ def preload_environment() -> dict[str, str]:
     return {"LD_PRELOAD": str(library)} if library else {}
 
 
-def launch_environment() -> dict[str, str]:
+def launch_environment(runner: Runner) -> dict[str, str]:
     """The environment variables that `serve_command` needs in addition to those already set."""
-    wanted = {**preload_environment(), "VLLM_USE_V2_MODEL_RUNNER": "0"}
-    return {name: value for name, value in wanted.items() if name != "LD_PRELOAD" or name not in os.environ}
+    wanted = preload_environment() if "LD_PRELOAD" not in os.environ else {}
+    return {**wanted, RUNNER_VARIABLE: "0"} if runner == "v1" else wanted
 
 
 def serve_command(model: str, flags: Sequence[str]) -> list[str]:
@@ -119,69 +133,32 @@ def log_deprecation(message: str) -> None:
     logging.getLogger("vllm.forerun").warning("%s", message)
 
 
-def serve_flags(config: SpeculationConfig, given: Sequence[str]) -> list[str]:
+def serve_flags(model: str, config: SpeculationConfig, given: Sequence[str], runner: Runner) -> list[str]:
     """The flags of `vllm serve`: those given and forerun's; raises if a given flag is reserved."""
-    given = split_equals(given)
-    for flag in (each.split(".")[0] for each in given):
+    parts = split_equals(given)
+    for flag in (each.split(".")[0] for each in parts):
         if flag in _RESERVED:
             raise ConfigurationError(f"{flag} is set by forerun serve; {_RESERVED[flag]}")
-        if flag == "--additional-config" and flag not in given:
-            raise ConfigurationError("give --additional-config as one JSON object, without dots")
-    rest, additional = _without(given, "--additional-config")
-    extra = _object("--additional-config", additional)
-    if "forerun" in extra:
+    rest, _ = take_speculative_config(parts)
+    rest, extra = take_object(rest, "--additional-config")
+    if extra and "forerun" in extra:
         raise ConfigurationError(
             "the key 'forerun' of --additional-config is set by forerun serve; use --speculation"
         )
-    arguments = engine_arguments(config, extra)
-    flags = list(rest)
-    if "--per-request-spec-decode-metrics" not in given:
+    flags = [each for each in rest if each not in {ASYNC_FLAG, NO_ASYNC_FLAG}]
+    if "--per-request-spec-decode-metrics" not in parts:
         flags += ["--per-request-spec-decode-metrics", "summary"]
+    arguments = engine_arguments(
+        config,
+        extra,
+        runner=runner,
+        asynchronous=last_switch(parts, ASYNC_FLAG),
+        speculative_config=given_speculative_config(model, parts),
+    )
     for name, value in arguments.items():
         flag = name.replace("_", "-")
-        if value is False:
-            flags.append(f"--no-{flag}")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             flags += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
     return flags
-
-
-def split_equals(given: Sequence[str]) -> list[str]:
-    """Split `--flag=value`, and spell flags with hyphens as vLLM does."""
-    parts: list[str] = []
-    for each in given:
-        if not each.startswith("--"):
-            parts.append(each)
-            continue
-        flag, equals, value = each.partition("=")
-        name, dot, key = flag.partition(".")
-        parts.append(name.replace("_", "-") + dot + key)
-        parts += [value] if equals else []
-    return parts
-
-
-def _without(given: list[str], flag: str) -> tuple[list[str], str | None]:
-    """The flags except one, and the value of that one."""
-    if flag not in given:
-        return given, None
-    index = given.index(flag)
-    if index + 1 == len(given):
-        raise ConfigurationError(f"{flag} needs a value; give one JSON object")
-    return given[:index] + given[index + 2 :], given[index + 1]
-
-
-def flag_value(given: Sequence[str], flag: str) -> str | None:
-    """The value of a flag, or None if it is not given; the last occurrence counts, as for vLLM."""
-    parts = split_equals(given)
-    found = [index for index, part in enumerate(parts[:-1]) if part == flag]
-    return parts[found[-1] + 1] if found else None
-
-
-def _object(flag: str, text: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{flag} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigurationError(f"{flag} must be a JSON object; got {text}")
-    return value

@@ -19,10 +19,13 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from forerun.engines.vllm import contract
+from forerun.engines.vllm.draft_vocabulary import check_draft_model
 from forerun.engines.vllm.launch import SCHEDULER, speculation_config
 from forerun.engines.vllm.metrics import SpecDecodeCollector
 from forerun.engines.vllm.request_options import RequestOptions
+from forerun.engines.vllm.runner_log import log_runner, logger
 from forerun.engines.vllm.shutdown import bound_shutdown
+from forerun.engines.vllm.supported_config import runner_of
 from forerun.errors import InvalidRequest
 
 _instances: set[str] = set()
@@ -56,9 +59,15 @@ def _patch_init(stock: Any) -> Any:
     @wraps(stock)
     def make(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, vllm_config, *args, **kwargs)
+        is_ours = _uses_our_scheduler(vllm_config)
+        log_runner(vllm_config, always=is_ours)
         self._forerun_drafters = None
-        if _uses_our_scheduler(vllm_config):
+        if is_ours:
             contract.check_input_processor(self)
+            contract.check_config(vllm_config)
+            if warning := check_draft_model(vllm_config):
+                logger.warning("%s", warning)
+            self._forerun_runner = runner_of(vllm_config)
             self._forerun_drafters = speculation_config(vllm_config).names
             self.speculative_config = None
             bound_shutdown()
@@ -74,7 +83,8 @@ def _patch_validate(stock: Any) -> Any:
     def validate(self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if self._forerun_drafters is not None and isinstance(params, SamplingParams):
             try:
-                RequestOptions.parse(params.extra_args, self._forerun_drafters)
+                options = RequestOptions.parse(params.extra_args, self._forerun_drafters)
+                options.check_runner(self._forerun_runner)
             except InvalidRequest as error:
                 raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
         return stock(self, params, *args, **kwargs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from forerun.engines.vllm.launch import flag_value, split_equals
+from forerun.engines.vllm.flags import flag_value, split_equals
 
 _ALIASES: Final = {"float": "float32", "half": "float16"}
 _KEPT_BY_AUTO: Final = frozenset({"bfloat16", "float16"})

@@ -13,7 +13,10 @@ from typing import Final
 
 from forerun.config import SpeculationConfig
 from forerun.drafters.corpus import Corpus
-from forerun.engines.vllm.launch import flag_value, split_equals
+from forerun.engines.vllm.draft_vocabulary import check_draft_vocabulary
+from forerun.engines.vllm.flags import flag_value, split_equals
+from forerun.engines.vllm.hub_cache import cached_file
+from forerun.engines.vllm.speculative_config import given_speculative_config
 from forerun.errors import ConfigurationError, InvalidCorpus, UnreadableModel
 
 DEFAULT_PORT: Final = 8000
@@ -26,8 +29,12 @@ _YES: Final = frozenset({"1", "on", "yes", "true"})
 def check_launch(model: str, config: SpeculationConfig, given: Sequence[str]) -> None:
     """Raise a `ForerunError` if the model, the draft model, a corpus or the port cannot be used."""
     _check_model("model", model, given)
-    if config.draft_model is not None:
-        _check_model("draft model", config.draft_model, ())
+    speculator = given_speculative_config(model, given) or {}
+    draft_model = speculator.get("model") if speculator else config.draft_model
+    if draft_model is not None:
+        _check_model("draft model", draft_model, ())
+        if speculator.get("method", "draft_model") == "draft_model":
+            _check_vocabulary(flag_value(given, "--tokenizer") or model, draft_model)
     for file in config.corpora:
         _check_corpus(file)
     _check_port(given)
@@ -62,6 +69,12 @@ def _check_directory(role: str, folder: Path, given: Sequence[str]) -> None:
         )
 
 
+def _check_vocabulary(target: str, draft: str) -> None:
+    """Compare the tokens of two directories; those of other models are compared once vLLM has loaded them."""
+    if all((Path(folder) / "tokenizer.json").is_file() for folder in (target, draft)):
+        check_draft_vocabulary(target, draft)
+
+
 def _looks_like_a_path(name: str) -> bool:
     """Whether a name can only be a path: hub names have at most one slash, and start with an identifier."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith("/")
@@ -75,17 +88,7 @@ def _is_offline() -> bool:
 
 def _is_cached(name: str, given: Sequence[str]) -> bool:
     """Whether the hub's cache has the configuration file of a model."""
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 (comes with vLLM)
-
-    cache, revision = flag_value(given, "--download-dir"), flag_value(given, "--revision")
-    repository = name.partition(":")[0]  # the suffix selects a GGUF file
-    try:
-        found = [
-            try_to_load_from_cache(repository, file, cache_dir=cache, revision=revision) for file in _CONFIGS
-        ]
-    except ValueError:  # not a valid repository name
-        return False
-    return ":" in name or any(isinstance(file, str) for file in found)
+    return ":" in name or any(cached_file(name, file, given) for file in _CONFIGS)
 
 
 def _check_corpus(file: Path) -> None:

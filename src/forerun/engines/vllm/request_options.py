@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from forerun.engines.vllm.runner_choice import Runner
 from forerun.errors import InvalidRequest, did_you_mean
 
 PREFIX: Final = "forerun_"
@@ -47,7 +48,7 @@ class RequestOptions:
         metadata={
             "values": "number, above 0 and at most 1",
             "help": "Below 1, acceptance is lossy: no token is more than 1/lenience times as likely as the"
-            " target model makes it.",
+            " target model makes it. On vLLM's V2 model runner it must be 1.",
         },
     )
     adaptive: bool | None = field(
@@ -75,6 +76,14 @@ class RequestOptions:
             known = ", ".join([*drafters, NO_DRAFTER])
             raise InvalidRequest(f"forerun_drafter is {options.drafter!r}; this server has {known}")
         return options
+
+    def check_runner(self, runner: Runner) -> None:
+        """Raise `InvalidRequest` for an option that a model runner of vLLM does not have."""
+        if runner == "v2" and self.lenience not in {None, 1}:
+            raise InvalidRequest(
+                f"forerun_lenience is {self.lenience}; this server verifies on vLLM's V2 model runner, which"
+                " accepts draft tokens only where they equal the target's sample; leave it out, or use 1"
+            )
 
     @classmethod
     def parse_or_default(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from forerun.control.accounting import Goodput
@@ -11,13 +12,15 @@ from forerun.control.step_cost import StepCost
 from forerun.drafters.documents import load_tokenizer, vocabulary_of
 from forerun.drafters.registry import make_drafters
 from forerun.drafters.tree_merge import sources_of
-from forerun.engines.guarded_drafter import DraftFormat
+from forerun.engines.chain_drafter import ChainDrafter
+from forerun.engines.guarded_drafter import DrafterCounters, DraftFormat
 from forerun.engines.speculative_step import SpeculativeStep
 from forerun.engines.speculator import Speculator
 from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.startup_log import log_compilation
 from forerun.engines.vllm.stats import SpecDecodeStats, logger
-from forerun.types import Verdict
+from forerun.engines.vllm.step_plan import PLACEHOLDER
+from forerun.types import Draft, Drafter, Verdict
 
 
 def make_stats(vllm_config: Any) -> SpecDecodeStats:
@@ -26,22 +29,46 @@ def make_stats(vllm_config: Any) -> SpecDecodeStats:
     return SpecDecodeStats(speculation_config(vllm_config).names, num_speculative_tokens)
 
 
-def make_speculator(vllm_config: Any, stats: SpecDecodeStats, cost: StepCost | None = None) -> Speculator:
-    """A speculator of chains with the drafters of `additional_config["forerun"]`, compiled and warmed up.
+def make_speculator(
+    vllm_config: Any,
+    stats: SpecDecodeStats,
+    cost: StepCost | None = None,
+    drafters: Mapping[str, Drafter] | None = None,
+) -> Speculator:
+    """A speculator of chains with these drafters, by default those of `additional_config["forerun"]`.
 
     vLLM's sampler verifies its draft tokens as chosen ones.
     """
     config = speculation_config(vllm_config)
-    model = vllm_config.model_config
-    vocabulary = vocabulary_of(load_tokenizer(model.tokenizer)) if config.corpora else None
     with log_compilation():
         return Speculator(
-            make_drafters(config, chain=True, vocabulary=vocabulary),
+            make_chain_drafters(vllm_config) if drafters is None else drafters,
             cost or StepCost.default(),
-            DraftFormat(model.get_vocab_size(), trees=False, q=False),
+            DraftFormat(vllm_config.model_config.get_vocab_size(), trees=False, q=False),
             default_drafters=config.default_names,
             adaptive=config.adaptive,
             counters=stats,
+            logger=logger,
+        )
+
+
+def make_chain_drafters(vllm_config: Any) -> dict[str, Drafter]:
+    """The drafters of a configuration, which draft chains; corpora must have the model's vocabulary."""
+    config = speculation_config(vllm_config)
+    tokenizer = vllm_config.model_config.tokenizer
+    vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if config.corpora else None
+    return make_drafters(config, chain=True, vocabulary=vocabulary)
+
+
+def make_chain_drafter(vllm_config: Any, counters: DrafterCounters) -> ChainDrafter:
+    """The drafter of the worker, for async scheduling; the scheduler looks up the same drafts."""
+    with log_compilation():
+        return ChainDrafter(
+            make_chain_drafters(vllm_config),
+            vllm_config.model_config.get_vocab_size(),
+            max_draft=max_draft_tokens(vllm_config),
+            default_drafters=speculation_config(vllm_config).default_names,
+            counters=counters,
             logger=logger,
         )
 
@@ -56,6 +83,16 @@ def chain_verdict(output: Sequence[int], num_verified: int) -> Verdict:
     """The verdict on a chain of `num_verified` tokens whose step emitted these output tokens."""
     num_accepted = min(len(output) - 1, num_verified)
     return Verdict(tuple(range(num_accepted)), output[-1])
+
+
+def with_accepted(draft: Draft, output: Sequence[int]) -> Draft:
+    """The draft with its accepted tokens: a draft model's are placeholders here, the V2 runner keeps them."""
+    num_accepted = min(len(output) - 1, len(draft))
+    if not num_accepted or draft.tokens[0] != PLACEHOLDER:
+        return draft
+    tokens = draft.tokens.copy()
+    tokens[:num_accepted] = output[:num_accepted]
+    return replace(draft, tokens=tokens)
 
 
 def record_goodput(stats: SpecDecodeStats, step: SpeculativeStep, goodput: Goodput | None) -> None:

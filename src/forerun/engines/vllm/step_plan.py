@@ -5,10 +5,42 @@ It is an extra attribute of vLLM's own message, which is pickled with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+PLACEHOLDER: Final = -1
+"""The token id of a draft token that the worker knows or looks up, and of no output token."""
+
 _ATTRIBUTE: Final = "forerun_plan"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """The tokens of a request from position `start` on, for drafters in the worker.
+
+    With `start` 0, the rest describes the request.
+    """
+
+    start: int
+    tokens: Sequence[int]
+    num_prompt: int = 0
+    salt: str | None = None
+    drafters: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingPlan:
+    """The requests for which the worker looks up drafts in a step.
+
+    The tokens include the output of every step up to the number `last_processed`; later steps are in flight.
+    Drafters in the worker drop the requests in `finished`. Requests with a draft of the draft model are left
+    out.
+    """
+
+    last_processed: int
+    requests: Mapping[str, RequestUpdate]
+    finished: Mapping[str, RequestUpdate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +49,12 @@ class StepPlan:
 
     The worker must not infer the latter: a looked-up draft token may equal the sampled one, and verifying it
     against q in just that case would condition on its value and bias the output distribution.
+    `drafting` is for drafters in the worker, and None in a step that plans no draft tokens from them.
     """
 
     number: int | None = None
     sampled: frozenset[str] = frozenset()
+    drafting: DraftingPlan | None = None
 
 
 def attach_plan(scheduler_output: Any, plan: StepPlan) -> None:

@@ -101,6 +101,13 @@ def _summary(cost: StepCost) -> str:
 @contextmanager
 def _without_draft_model(runner: Any) -> Iterator[None]:
     """Within this block, dummy runs skip the draft model, whose time is measured separately."""
+    if runner.vllm_config.use_v2_model_runner:
+        speculator, runner.speculator = runner.speculator, None
+        try:
+            yield
+        finally:
+            runner.speculator = speculator
+        return
     drafter: Any = runner.drafter
     if not isinstance(drafter, SpecDecodeBaseProposer):
         yield
@@ -139,6 +146,7 @@ def _cache_key(vllm_config: Any) -> str:
         dtype=model.dtype,
         quantization=model.quantization,
         eager=model.enforce_eager,
+        runner="v2" if vllm_config.use_v2_model_runner else "v1",
         ranks=(parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
         seqs=vllm_config.scheduler_config.max_num_seqs,
         device=current_platform.get_device_name(),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from forerun.engines.vllm.contract import checks
+from forerun.engines.vllm.contract import checks, v1_runner, v2_runner
 from forerun.engines.vllm.contract.private_names import (
     CONFIG,
     CONFIG_OBJECTS,
@@ -29,30 +29,37 @@ from forerun.engines.vllm.contract.private_names import (
     SCHEDULER_OBJECTS,
     SERVE,
     SUPPORTED_VERSION,
+    WORKER,
+    WORKER_OBJECTS,
     PrivateNames,
 )
 from forerun.engines.vllm.contract.v1_runner import (
     LOGITS_PROCESSORS,
-    MODEL_RUNNER,
     V1_LOADED,
     V1_RUNNER,
     V1_RUNNER_OBJECTS,
     V1_RUNNER_ONLY,
     V1_SPECULATION,
 )
+from forerun.engines.vllm.contract.v2_runner import (
+    DRAFT_MODEL_SPECULATOR,
+    V2_DRAFT_MODEL,
+    V2_DRAFT_MODEL_OBJECTS,
+    V2_RUNNER,
+    V2_RUNNER_OBJECTS,
+    V2_SCHEDULER,
+)
+from forerun.engines.vllm.supported_config import check_supported
 from forerun.errors import UnsupportedEngine
 
-ENGINE: Final = (
-    FRONT_END,
-    CONFIG,
-    SCHEDULER,
-    REQUEST,
-    V1_RUNNER,
-    V1_SPECULATION,
-    V1_LOADED,
-    LOGITS_PROCESSORS,
-)
-"""The names that an engine uses."""
+COMMON: Final = (FRONT_END, CONFIG, SCHEDULER, REQUEST, WORKER)
+"""The names that an engine uses with both model runners."""
+
+V1: Final = (V1_RUNNER, V1_SPECULATION, V1_LOADED, LOGITS_PROCESSORS)
+V2: Final = (V2_SCHEDULER, V2_RUNNER, V2_DRAFT_MODEL)
+
+ENGINE: Final = (*COMMON, *V1, *V2)
+"""The names that an engine uses. Without an engine those of both runners are checked."""
 
 EVERY: Final = (*ENGINE, SERVE)
 
@@ -71,14 +78,9 @@ def check_serve() -> None:
 
 
 def check_config(vllm_config: Any) -> None:
-    """Check a configuration; raises `UnsupportedEngine` for settings that forerun does not support, too."""
+    """Check a configuration; raises for settings that forerun does not support, too."""
     _raise_if(checks.live_faults(vllm_config, CONFIG_OBJECTS, CONFIG))
-    stages = vllm_config.parallel_config.pipeline_parallel_size
-    if stages > 1:
-        raise UnsupportedEngine(
-            f"got {stages} pipeline stages, which keep several steps in flight; forerun supports 1;"
-            " use --tensor-parallel-size, or vllm serve for this model"
-        )
+    check_supported(vllm_config)
 
 
 def check_input_processor(input_processor: Any) -> None:
@@ -98,23 +100,43 @@ def check_request(request: Any) -> None:
 
 
 def check_worker(worker: Any) -> None:
-    """Check a worker with an initialized device: its model runner, batch and logits processors."""
-    _raise_if(checks.live_faults(worker, {"": V1_RUNNER_OBJECTS[""]}, V1_RUNNER))
+    """Check a worker and its model runner.
+
+    The V1 runner is checked once the device is initialized, the V2 runner once the model is loaded.
+    """
+    _raise_if(checks.live_faults(worker, WORKER_OBJECTS, WORKER))
     runner = worker.model_runner
-    if not isinstance(runner, checks.find(MODEL_RUNNER)):
+    if isinstance(runner, checks.find(v1_runner.MODEL_RUNNER)):
+        _check_v1(worker)
+    elif isinstance(runner, checks.find(v2_runner.MODEL_RUNNER)):
+        _check_v2(worker)
+    else:
         raise UnsupportedEngine(
-            f"forerun needs vLLM's V1 model runner, and got {type(runner).__qualname__} of"
-            f" {type(runner).__module__}; set VLLM_USE_V2_MODEL_RUNNER=0"
+            f"forerun needs vLLM's V1 or V2 model runner, and got {type(runner).__qualname__} of"
+            f" {type(runner).__module__}; use vllm serve on this platform"
         )
+
+
+def _check_v1(worker: Any) -> None:
+    """Check the V1 runner, its batch and its logits processors."""
     _raise_if(checks.live_faults(worker, V1_RUNNER_OBJECTS, V1_RUNNER))
+    runner = worker.model_runner
     _raise_if(checks.processor_faults(runner.input_batch.logitsprocs.all, LOGITS_PROCESSORS))
     if runner.speculative_config is not None:
         _raise_if(checks.live_faults(runner, V1_RUNNER_ONLY, V1_SPECULATION))
 
 
+def _check_v2(worker: Any) -> None:
+    """Check the V2 runner, its samplers and its speculator."""
+    _raise_if(checks.live_faults(worker, V2_RUNNER_OBJECTS, V2_RUNNER))
+    if isinstance(worker.model_runner.speculator, checks.find(DRAFT_MODEL_SPECULATOR)):
+        _raise_if(checks.live_faults(worker, V2_DRAFT_MODEL_OBJECTS, V2_DRAFT_MODEL))
+
+
 def check_loaded_worker(worker: Any) -> None:
-    """Check a worker that has loaded its model."""
-    _raise_if(checks.live_faults(worker.model_runner, V1_RUNNER_ONLY, V1_LOADED))
+    """Check a worker that has loaded its model; the V2 runner has been checked then."""
+    if isinstance(worker.model_runner, checks.find(v1_runner.MODEL_RUNNER)):
+        _raise_if(checks.live_faults(worker.model_runner, V1_RUNNER_ONLY, V1_LOADED))
 
 
 def _raise_if(faults: Iterable[str]) -> None:

@@ -57,7 +57,7 @@ FRONT_END: Final = PrivateNames(
     },
     paths=("prometheus_client.REGISTRY",),
     live={"vllm.v1.engine.input_processor.InputProcessor": ("speculative_config",)},
-    added={"vllm.v1.engine.input_processor.InputProcessor": ("_forerun_drafters",)},
+    added={"vllm.v1.engine.input_processor.InputProcessor": ("_forerun_drafters", "_forerun_runner")},
 )
 """Validation of requests, metrics and shutdown."""
 
@@ -89,20 +89,30 @@ CONFIG: Final = PrivateNames(
         "vllm.config.vllm.VllmConfig": (
             "additional_config",
             "instance_id",
+            "max_concurrent_batches",
             "model_config",
             "parallel_config",
             "scheduler_config",
             "speculative_config",
+            "use_v2_model_runner",
+            "watermark_config",
         ),
-        "vllm.config.model.ModelConfig": ("dtype", "enforce_eager", "model", "quantization", "tokenizer"),
+        "vllm.config.model.ModelConfig": (
+            "dtype",
+            "enable_trace_replay",
+            "enforce_eager",
+            "model",
+            "quantization",
+            "tokenizer",
+        ),
         "vllm.config.parallel.ParallelConfig": (
             "data_parallel_index",
             "pipeline_parallel_size",
             "tensor_parallel_size",
             "world_size_across_dp",
         ),
-        "vllm.config.scheduler.SchedulerConfig": ("max_num_seqs", "scheduler_cls"),
-        "vllm.config.speculative.SpeculativeConfig": ("num_speculative_tokens",),
+        "vllm.config.scheduler.SchedulerConfig": ("async_scheduling", "max_num_seqs", "scheduler_cls"),
+        "vllm.config.speculative.SpeculativeConfig": ("method", "model", "num_speculative_tokens"),
     },
 )
 """vLLM's configuration and platform."""
@@ -149,6 +159,7 @@ SCHEDULER: Final = PrivateNames(
     },
     live={
         "vllm.v1.core.sched.scheduler.Scheduler": (
+            "dynamic_sd_lookup",
             "max_model_len",
             "max_num_running_reqs",
             "max_num_scheduled_tokens",
@@ -156,6 +167,7 @@ SCHEDULER: Final = PrivateNames(
             "requests",
             "running",
             "structured_output_manager",
+            "use_v2_model_runner",
             "vllm_config",
             "waiting",
         ),
@@ -182,6 +194,7 @@ REQUEST: Final = PrivateNames(
             "is_prefill_chunk",
             "max_tokens",
             "num_computed_tokens",
+            "num_output_placeholders",
             "num_output_tokens",
             "num_prompt_tokens",
             "num_tokens",
@@ -205,3 +218,20 @@ REQUEST_OBJECTS: Final = {
     "": "vllm.v1.request.Request",
     "sampling_params": "vllm.sampling_params.SamplingParams",
 }
+
+WORKER: Final = PrivateNames(
+    calls={
+        "vllm.v1.worker.cpu_worker.CPUWorker.init_device": ("self",),
+        "vllm.v1.worker.cpu_worker.CPUWorker.load_model": ("self",),
+        "vllm.v1.worker.cpu_worker.CPUWorker.compile_or_warm_up_model": ("self",),
+        "vllm.v1.worker.gpu_worker.Worker.init_device": ("self",),
+        "vllm.v1.worker.gpu_worker.Worker.load_model": ("self",),
+        "vllm.v1.worker.gpu_worker.Worker.compile_or_warm_up_model": ("self",),
+    },
+    live={
+        "vllm.v1.worker.worker_base.WorkerBase": ("model_runner", "use_v2_model_runner", "vllm_config"),
+    },
+)
+"""The worker."""
+
+WORKER_OBJECTS: Final = {"": "vllm.v1.worker.worker_base.WorkerBase"}

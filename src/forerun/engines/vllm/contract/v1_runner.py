@@ -1,4 +1,4 @@
-"""Private names of vLLM's V1 model runner, its worker and its sampler."""
+"""Private names of vLLM's V1 model runner and its sampler."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ MODEL_RUNNER: Final = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 
 V1_RUNNER: Final = PrivateNames(
     calls={
-        "vllm.v1.worker.cpu_worker.CPUWorker.init_device": ("self",),
-        "vllm.v1.worker.cpu_worker.CPUWorker.compile_or_warm_up_model": ("self",),
-        "vllm.v1.worker.gpu_worker.Worker.init_device": ("self",),
-        "vllm.v1.worker.gpu_worker.Worker.compile_or_warm_up_model": ("self",),
         f"{MODEL_RUNNER}._bookkeeping_sync": ("self", "scheduler_output"),
         f"{MODEL_RUNNER}._dummy_run": ("self", "num_tokens", "*", "skip_eplb"),
         f"{MODEL_RUNNER}._get_spec_decode_draft_probs": ("self", "spec_decode_metadata"),
@@ -70,7 +66,6 @@ V1_RUNNER: Final = PrivateNames(
         "vllm.v1.worker.gpu_input_batch.CachedRequestState": ("sampling_params",),
     },
     live={
-        "vllm.v1.worker.worker_base.WorkerBase": ("model_runner", "vllm_config"),
         MODEL_RUNNER: (
             "_draft_prob_req_ids",
             "_draft_probs",
@@ -105,7 +100,6 @@ V1_RUNNER: Final = PrivateNames(
 """Names in use with and without speculation."""
 
 V1_RUNNER_OBJECTS: Final = {
-    "": "vllm.v1.worker.worker_base.WorkerBase",
     "model_runner": MODEL_RUNNER,
     "model_runner.discard_request_mask": "vllm.v1.utils.CpuGpuBuffer",
     "model_runner.input_batch": "vllm.v1.worker.gpu_input_batch.InputBatch",

@@ -24,7 +24,8 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.request_options import RequestOptions
-from forerun.engines.vllm.sampling_settings import (
+from forerun.engines.vllm.step_plan import StepPlan
+from forerun.engines.vllm.v1.sampling_settings import (
     below_min_tokens,
     is_argmax_only,
     is_row_independent,
@@ -32,8 +33,7 @@ from forerun.engines.vllm.sampling_settings import (
     one_row_per_request,
     select_requests,
 )
-from forerun.engines.vllm.step_plan import StepPlan
-from forerun.engines.vllm.verification import (
+from forerun.engines.vllm.v1.verification import (
     RejectionRequest,
     is_distribution,
     target_logits,

@@ -1,0 +1,64 @@
+"""Configurations of vLLM that forerun refuses, each with the reason and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.engines.vllm.launch import speculation_config
+from forerun.engines.vllm.runner_choice import Runner
+from forerun.engines.vllm.speculative_config import (
+    LOOKUP_METHODS,
+    check_method,
+    check_verification,
+    is_model_method,
+)
+from forerun.errors import ConfigurationError, UnsupportedEngine
+
+
+def runner_of(vllm_config: Any) -> Runner:
+    """The model runner that vLLM uses for a configuration."""
+    return "v2" if vllm_config.use_v2_model_runner else "v1"
+
+
+def check_supported(vllm_config: Any) -> None:
+    """Raise `UnsupportedEngine` or `ConfigurationError` for a configuration that forerun does not support."""
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages > 1:
+        raise UnsupportedEngine(
+            f"got {stages} pipeline stages, which keep several steps in flight; forerun supports 1;"
+            " use --tensor-parallel-size, or vllm serve for this model"
+        )
+    if vllm_config.watermark_config is not None:
+        raise UnsupportedEngine(
+            "got a watermark_config: watermarks change how tokens are sampled, and forerun verifies draft"
+            " tokens without them; leave --watermark-config out, or use vllm serve"
+        )
+    if vllm_config.model_config.enable_trace_replay:
+        raise UnsupportedEngine(
+            "got enable_trace_replay: vLLM replaces sampled tokens only in steps without draft tokens; leave"
+            " --enable-trace-replay out, or use vllm serve"
+        )
+    if vllm_config.speculative_config is not None:
+        _check_speculation(vllm_config)
+
+
+def _check_speculation(vllm_config: Any) -> None:
+    """The method must fit the runner, and forerun's configuration the method."""
+    runner = runner_of(vllm_config)
+    method = vllm_config.speculative_config.method
+    config = speculation_config(vllm_config)
+    check_verification(config, runner)
+    if method in LOOKUP_METHODS.values():
+        if method != LOOKUP_METHODS[runner]:
+            raise UnsupportedEngine(
+                f"vLLM uses its {runner.upper()} model runner, and the speculative method {method!r} is for"
+                f" the other one; pass runner={runner!r} to engine_arguments, or set VLLM_USE_V2_MODEL_RUNNER"
+            )
+        return
+    check_method(method, runner)
+    if config.draft_model is None and is_model_method(method):
+        raise ConfigurationError(
+            f"vLLM's speculative method is {method!r}, and forerun's configuration has no drafter `model`;"
+            " start again with `forerun serve`, which now finds the speculator's configuration, or pass"
+            " speculative_config to engine_arguments"
+        )

@@ -1,0 +1,94 @@
+"""The scheduler that drafts, without async scheduling, on both model runners of vLLM.
+
+The scheduler sees every request's tokens, sampling settings and salt, and it runs once for all ranks, so
+ranks cannot disagree about drafts. The worker drafts nothing itself, or runs vLLM's draft model, whose draft
+length the scheduler sets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
+
+from forerun.control.accounting import Goodput
+from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.engines.vllm.draft_requests import is_decoding, view_of
+from forerun.engines.vllm.grammar import GRAMMAR, constrain
+from forerun.engines.vllm.speculation import chain_verdict, with_accepted
+from forerun.engines.vllm.speculative_scheduler import InFlightStep, SpeculativeScheduler
+from forerun.engines.vllm.step_plan import StepPlan, attach_plan
+from forerun.types import Draft
+
+
+class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # type: ignore[misc]
+    """vLLM's scheduler, with draft tokens set on every decoding request right before each step."""
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Draft, then schedule as vLLM does."""
+        started_at = time.perf_counter()
+        self._record_finished()
+        decoding = [request for request in self.running if is_decoding(request)]
+        step, sampled = self._draft(decoding)
+        for request, draft in zip(decoding, step.drafts, strict=True):
+            request.spec_token_ids = draft.tokens.tolist()
+        self.stats.set_tracked_requests(len(self.speculator.tracked))
+        with self._without_padding():
+            output = super().schedule(*args, **kwargs)
+        for request in decoding:
+            if request.request_id not in output.num_scheduled_tokens:
+                request.spec_token_ids = []
+        num_draft_tokens = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        step.control.baseline_rows = output.total_num_scheduled_tokens - num_draft_tokens
+        if self.draft_model is not None:
+            output.num_spec_tokens_to_schedule = self._plan_draft_model(step, output, num_pending=1)
+        if output.total_num_scheduled_tokens:
+            number = next(self._step_numbers)
+            attach_plan(output, StepPlan(number, sampled))
+            self._in_flight[number] = InFlightStep(step, started_at)
+        return output
+
+    def _draft(self, decoding: list[Any]) -> tuple[SpeculativeStep, frozenset[str]]:
+        """A step with the drafts to verify, and the requests whose draft the draft model sampled."""
+        if decoding:
+            self._check_request(decoding[0])
+        requests = self.draft_requests.build(decoding)
+        rows = len(requests) + self._num_prefill_rows(len(requests))
+        context = sum(request.num_computed_tokens for request in decoding)
+        step = self.speculator.draft(requests, rows, context)
+        for index, request in enumerate(decoding):
+            if request.use_structured_output:
+                step.drafts[index] = self._constrain(request, requests[index], step.drafts[index])
+        sampled: frozenset[str] = frozenset()
+        if self.draft_model is not None:
+            sampled = self.draft_model.offer(step, decoding)
+        self.speculator.choose(step)
+        return step, sampled
+
+    def _constrain(self, request: Any, draft_request: DraftRequest, draft: Draft) -> Draft:
+        """The draft as far as the request's grammar allows it, then the tokens that the grammar forces."""
+        num_left = draft_request.max_tokens if self.speculator.uses(draft_request, GRAMMAR) else 0
+        return constrain(draft, request, self.structured_output_manager, max_tokens=num_left)
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Take the draft model's tokens for the next step; the V1 runner reports its time with them."""
+        super().update_draft_token_ids(draft_token_ids)
+        drafts = draft_token_ids.draft_token_ids
+        if self.draft_model is not None and drafts and self._finished and not self.use_v2_model_runner:
+            self.draft_model.record_time(self._finished[-1].step, len(drafts[0]), draft_token_ids.seconds)
+
+    def _observe_request(
+        self, step: SpeculativeStep, index: int, output: Sequence[int], num_verified: int
+    ) -> None:
+        step.drafts[index] = draft = with_accepted(step.drafts[index], output)
+        self.stats.record_request_step(draft.source[:num_verified], len(output))
+        name = step.requests[index].name
+        self.speculator.observe(step, name, chain_verdict(output, num_verified), num_verified)
+
+    def _close(self, step: SpeculativeStep, seconds: float) -> Goodput | None:
+        return self.speculator.close(step, seconds)
+
+    def _forget(self, request: Any) -> None:
+        self.speculator.forget(request.request_id, view_of(request))
