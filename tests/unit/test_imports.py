@@ -26,7 +26,7 @@ LAYERS = (
     {"servers"},
     {"audit", "simulate"},
     {"bench", "distill"},
-    {"tune"},
+    {"tune", "selftest"},
     {"cli"},
 )
 """A package may import packages of earlier layers, and itself."""

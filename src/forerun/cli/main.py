@@ -13,6 +13,7 @@ from forerun.cli.corpus import corpus
 from forerun.cli.doctor import doctor
 from forerun.cli.generate import generate
 from forerun.cli.replay import replay
+from forerun.cli.selftest import selftest
 from forerun.cli.serve import EPILOG, serve
 from forerun.cli.simulate import simulate
 from forerun.cli.theory import theory
@@ -36,6 +37,7 @@ app.command(rich_help_panel=_SERVE, context_settings=_PASSED_ON, epilog=EPILOG)(
 app.command(cls=renamed_options({"--batch": "--concurrency"}), rich_help_panel=_SERVE)(generate)
 app.add_typer(corpus, name="corpus", rich_help_panel=_SERVE)
 app.command(rich_help_panel=_CHECK)(doctor)
+app.command(cls=VllmFlagsCommand, rich_help_panel=_CHECK)(selftest)
 app.add_typer(audit, name="audit", rich_help_panel=_CHECK)
 app.command(
     cls=renamed_options(

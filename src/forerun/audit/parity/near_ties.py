@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from forerun.audit.sampled.against_model import TokenReader
 from forerun.core.batch_sampling import BatchSampling
@@ -42,6 +42,24 @@ class TieRuling:
     def near_tie(self) -> bool:
         """Whether rounding explains the difference."""
         return self.gap <= self.bound
+
+
+class TieReferee(Protocol):
+    """Classifies the first difference of two outputs."""
+
+    def classify(
+        self,
+        prompt: Sequence[int],
+        prefix: Sequence[Token],
+        tokens: tuple[Token, Token],
+        sampling: SamplingParams,
+        /,
+    ) -> TieRuling:
+        """Classify two tokens that follow the same prompt and prefix."""
+
+    @property
+    def definition(self) -> str:
+        """The definition of a near-tie."""
 
 
 class NearTieReferee:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from forerun.audit.parity.answer_pairs import AnswerPair
 from forerun.audit.parity.divergence_rate import DivergenceTest, max_divergence_probability
-from forerun.audit.parity.near_ties import NearTieReferee
+from forerun.audit.parity.near_ties import TieReferee
 from forerun.audit.report import INTERRUPTED, AuditReport, AuditVerdict, power_of_ten
 from forerun.errors import ForerunError
 
@@ -38,7 +38,7 @@ class RoundingAllowance(Protocol):
 
 
 def compare_greedy(
-    pairs: Iterable[AnswerPair], referee: NearTieReferee | None, progress: Callable[[int], None]
+    pairs: Iterable[AnswerPair], referee: TieReferee | None, progress: Callable[[int], None]
 ) -> AuditReport:
     """Classify every first difference as a near-tie or a difference; without a referee it stays undecided."""
     rows: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ def _unfinished(reason: str, num: int) -> str:
     return reason or "no request was sent"
 
 
-def _greedy_row(pair: AnswerPair, number: int, referee: NearTieReferee | None) -> dict[str, Any]:
+def _greedy_row(pair: AnswerPair, number: int, referee: TieReferee | None) -> dict[str, Any]:
     row = _row(pair, number)
     at = pair.position
     if at is None:
