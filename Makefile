@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune parity-v2 test-v2 readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -30,7 +30,7 @@ unit:
 # most: an engine takes several gigabytes.
 test: unit
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/integration --numprocesses auto --dist worksteal
-	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile -m "not full"
 
 # Fails if a reference page is stale, then builds the site into site/.
 docs:
@@ -62,6 +62,15 @@ bench-load:
 # The recommendation of `forerun tune` against a full sweep: about an hour per prompt file.
 bench-tune:
 	@$(RUN)/python scripts/bench_tune.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Output of forerun on vLLM's V2 model runner against stock V2, with Triton's interpreter: about half an hour.
+# ARGS=--quick takes a few minutes, ARGS=--distribution samples the output distribution.
+parity-v2:
+	@OMP_NUM_THREADS=1 $(RUN)/python scripts/parity_v2.py $(ARGS)
+
+# The tests on the V2 runner that `make test` leaves out: scenarios, both modes, tensor parallelism, SmolLM2.
+test-v2:
+	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile -m full
 
 # Generates the tables in README and docs from the records; ARGS=--check fails if one is stale.
 readme:

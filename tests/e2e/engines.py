@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,17 @@ def run_program(name: str, *args: str | Path, **environment: str) -> Any:
 
     The engine runs in the program's own process, which is faster; several ranks have a process each.
     """
+    return run_in({**SINGLE_PROCESS, "PYTHONPATH": str(TESTS), **environment}, name, *args)
+
+
+def run_in(environment: Mapping[str, str], name: str, *args: str | Path) -> Any:
+    """Run a program of `programs/` with these environment variables; like `run_program`."""
     finished = subprocess.run(
         [sys.executable, "-m", f"e2e.programs.{name}", *args],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, **SINGLE_PROCESS, **environment, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, **environment},
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     (line,) = [line for line in finished.stdout.splitlines() if line.startswith("ANSWER ")]

@@ -8,15 +8,13 @@ on a CPU (vllm#55005), which shows that the test can fail.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from scipy.stats import chisquare
 
+from e2e.chi_square import exact_probabilities, p_value
 from e2e.engines import make_llamas, run_program
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
@@ -37,25 +35,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def exact(models: tuple[Path, Path]) -> np.ndarray:
     """The probability of every three tokens after the prompt."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
-    model = transformers.LlamaForCausalLM.from_pretrained(models[0], dtype=torch.float64).eval()
-    pairs = [[a, b] for a in range(VOCAB) for b in range(VOCAB)]
-    with torch.no_grad():
-        logits = model(torch.tensor([[*PROMPT, *pair] for pair in pairs])).logits[:, -3:]
-    p = logits.softmax(-1).numpy().reshape(VOCAB, VOCAB, 3, VOCAB)
-    first, second, third = p[0, 0, 0], p[:, 0, 1], p[:, :, 2]
-    result: np.ndarray = first[:, None, None] * second[:, :, None] * third
-    return result
-
-
-def p_value(tokens: list[list[int]], exact: np.ndarray) -> float:
-    """The p-value of the chi-square test; triples expected fewer than five times are pooled."""
-    seen = Counter(map(tuple, tokens))
-    observed = np.array([seen[triple] for triple in np.ndindex(exact.shape)], dtype=float)
-    expected = len(tokens) * exact.ravel() / exact.sum()
-    rare = expected < 5
-    seen_in, expected_in = (np.append(each[~rare], each[rare].sum()) for each in (observed, expected))
-    return float(chisquare(seen_in, expected_in, sum_check=False).pvalue)
+    pytest.importorskip("transformers", reason="needs the extra `local`")
+    return exact_probabilities(models[0], PROMPT)
 
 
 def samples(models: tuple[Path, Path], request_options: dict[str, Any], options: dict[str, Any]) -> Any:

@@ -248,6 +248,28 @@ def test_the_control_page_names_every_cell_that_was_measured_slower_than_the_bas
         assert has_line_with(prose, ratio, line["dtype"]), line
 
 
+def test_the_drafters_page_names_every_row_below_the_required_ratio_to_rejection_sampling() -> None:
+    lines = read_record("coupling.json")["lines"]
+    assert {(line["temperature"], line["settings"]) for line in lines} == {
+        (temperature, settings)
+        for temperature in (0.5, 0.8, 1.0)
+        for settings in ("none", "top-p 0.9", "top-k 20", "penalties")
+    }
+    prose = "\n".join(line for line in read("docs/drafters.md").splitlines() if not line.startswith("|"))
+    for line in lines:
+        named = has_line_with(prose, f"temperature {line['temperature']:g} with {line['settings']}")
+        assert named == (line["ratio"][0] < 0.85), line
+        assert not named or "{:.2f} [{:.2f}, {:.2f}]".format(*line["ratio"]) in prose
+
+
+def test_recorded_draws_of_coupled_drafts_agree_with_their_exact_acceptance() -> None:
+    """48 comparisons at four standard errors: a false alarm in 300."""
+    for line in read_record("coupling.json")["lines"]:
+        for name, expected in line["expected"].items():
+            assert abs(line["measured"][name] - expected) <= 4 * line["standard_error"][name], line
+        assert line["bound"] <= line["expected"]["coupled"] <= line["expected"]["rejection"]
+
+
 def test_no_document_names_a_path_of_a_machine() -> None:
     files = subprocess.run(
         ["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True

@@ -21,6 +21,7 @@ import numpy as np
 from forerun.control.accounting import Goodput
 from forerun.control.row_forecast import NOT_IN_FLIGHT, RowForecast
 from forerun.engines.chain_drafter import ChainDrafter, merge_chains, pad_chain
+from forerun.engines.guarded_drafter import as_chosen
 from forerun.engines.shadow_drafts import ShadowDraft, ShadowOutcomes, first_survival, num_matching
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.speculator import Speculator
@@ -55,9 +56,14 @@ class LookaheadStep:
         self.num_unfilled += max(0, length - len(draft))
 
     def limit(self, index: int, length: int) -> None:
-        """Lower the rows of a request to those that the engine scheduled."""
+        """Lower the rows of a request to those that the engine scheduled.
+
+        A sampled draft loses its last tokens by the room in the step, whatever their values.
+        """
+        draft = self.speculation.drafts[index]
         self.lengths[index] = length
-        self.speculation.drafts[index] = self.speculation.drafts[index].truncate(length)
+        if length < len(draft):
+            self.speculation.drafts[index] = as_chosen(draft).truncate(length)
 
     def use_draft(self, index: int, draft: Draft) -> None:
         """Verify this draft of one request, instead of the one that the worker looks up."""
@@ -96,11 +102,14 @@ class LookaheadPlanner:
         num_rows = np.array([NOT_IN_FLIGHT if num is None else num for num in in_flight], dtype=np.int64)
         should_draft = self.speculator.controller.should_draft(speculation.control)
         looked_up = should_draft | (num_rows > 0)
-        proposals = self._look_up(requests, looked_up)
+        is_in_flight = num_rows != NOT_IN_FLIGHT
+        proposals = self._look_up(requests, looked_up & is_in_flight)
+        self._forget_ended()  # the worker has already looked up the drafts of the step in flight, no others
+        known = self._look_up(requests, looked_up & ~is_in_flight)
+        proposals = [own or other for own, other in zip(proposals, known, strict=True)]
         drafts = [merge_chains(found.values()) for found in proposals]
-        self._forget_ended()
         self._learn(speculation, drafts, num_rows, looked_up)
-        max_rows = np.array([max(request.max_tokens, 0) for request in requests], dtype=np.int64)
+        max_rows = np.array([self._max_rows(request) for request in requests], dtype=np.int64)
         planned = self._plan_rows(speculation, drafts, num_rows, np.where(should_draft, max_rows, 0))
         step = LookaheadStep(speculation, *planned, [False] * len(requests))
         for index, request in enumerate(requests):
@@ -113,6 +122,11 @@ class LookaheadPlanner:
                 self._in_flight[request.name] = step
         speculation.control.lookup_seconds += time.perf_counter() - began
         return step
+
+    def _max_rows(self, request: DraftRequest) -> int:
+        """The rows that lookups may fill: none for a request without lookup drafters."""
+        is_looked_up = any(self.speculator.uses(request, name) for name in self.chains.drafters)
+        return max(request.max_tokens, 0) if is_looked_up else 0
 
     def _look_up(self, requests: Sequence[DraftRequest], looked_up: BoolArray) -> list[dict[str, Draft]]:
         """The proposals for requests under the mask, by drafter."""

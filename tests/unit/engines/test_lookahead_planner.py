@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ class AsyncEngine:
         """Schedule these requests, receive the step in flight, and run the new step in the worker."""
         running = [self.requests[name] for name in names]
         drafted = [
-            DraftRequest(RequestView(name, list(each.text)), MAX_DRAFT)
+            DraftRequest(RequestView(name, list(each.text), num_prompt=0), MAX_DRAFT)
             for name, each in zip(names, running, strict=True)
         ]
         step = self.planner.plan(drafted, [each.num_rows for each in running], rows=len(names))
@@ -76,7 +76,9 @@ class AsyncEngine:
         self.receive()
         for name, view in ended:
             self.worker.forget(name, view)
-        views = [RequestView(name, each.text) for name, each in zip(names, running, strict=True)]
+        views = [
+            RequestView(name, each.text, num_prompt=0) for name, each in zip(names, running, strict=True)
+        ]
         drafts = self.worker.propose(views, step.lengths, [None] * len(names))
         for name, each, draft, length in zip(names, running, drafts, step.lengths, strict=True):
             padded = pad_chain(draft, length, each.text[-1])
@@ -89,7 +91,8 @@ class AsyncEngine:
         """The outputs of the step in flight arrive at the scheduler."""
         for name, each in self.requests.items():
             if self.step_in_flight is not None and each.output:
-                self.planner.observe(self.step_in_flight, RequestView(name, list(each.text)), each.output)
+                view = RequestView(name, list(each.text), num_prompt=0)
+                self.planner.observe(self.step_in_flight, view, each.output)
             each.text, each.output, each.num_rows = each.emitted, [], None
         if self.step_in_flight is not None:
             self.planner.close(self.step_in_flight, seconds=1.0)
@@ -230,6 +233,26 @@ def test_rows_that_the_engine_did_not_schedule_are_left_out() -> None:
     step.limit(0, 2)
     planner.plan([DraftRequest(RequestView("r", [1, 2, 3, 1, 2]), 4)], [2], rows=1)
     assert step.speculation.drafts[0].tokens.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("drafters", [(), ("model",)])
+def test_a_request_without_lookup_drafters_gets_no_rows(drafters: tuple[str, ...]) -> None:
+    planner = make_planner(adaptive=False)
+    request = DraftRequest(RequestView("r", [1, 2, 1, 2]), 4, drafters)
+    assert planner.plan([request], [0], rows=1).lengths == [0]
+
+
+def test_a_sampled_draft_is_cut_to_the_rows_that_the_engine_scheduled() -> None:
+    planner = make_planner(adaptive=False)
+    step = planner.plan([DraftRequest(RequestView("r", [1, 2]), 4, ("model",))], [0], rows=1)
+    chain = Draft.chain([5, 6, 7], source="model")
+    step.use_draft(0, replace(chain, sampled=np.ones(3, dtype=bool)))
+    step.limit(0, 2)
+    assert (step.lengths, step.speculation.drafts[0].tokens.tolist()) == ([2], [5, 6])
+    planner.observe(step, RequestView("r", [1, 2]), [5, 9])
+    planner.close(step, 1.0)
+    assert step.speculation.verdicts[0] is not None
+    assert step.speculation.verdicts[0].accepted == (0,)
 
 
 def first_token_survival(planner: LookaheadPlanner, source: str) -> float:
