@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +52,34 @@ def part_of(names: tuple[str, ...], part: str) -> tuple[str, ...]:
     return names[index - 1 :: number]
 
 
+def engine_pool() -> ThreadPoolExecutor:
+    """One thread per core, which waits for an engine's process on that core."""
+    cores = sorted(os.sched_getaffinity(0))
+    unused = iter(cores)
+
+    def pin_to_core() -> None:
+        os.sched_setaffinity(0, {next(unused)})  # of this thread and the processes that it starts
+
+    return ThreadPoolExecutor(len(cores), initializer=pin_to_core)
+
+
 def matrix(models: Models, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The records of all cells."""
     request = {**(QUICK if arguments.quick else FULL), "settings": part_of(ALL_NAMES, arguments.part)}
     if not arguments.part.startswith("1/"):
         request["scenarios"] = ()
-    baseline = run_parity(models.target, {}, **request)
     defect = {"sabotage": arguments.sabotage} if arguments.sabotage else {}
     modes: tuple[Mode, ...] = arguments.mode or ("sync", "async")
     drafters: tuple[Drafter, ...] = arguments.drafter or ("lookup", "draft_model")
-    for mode in modes:
-        for drafter in drafters:
-            ours = run_forerun(models, mode, drafter, **request, **defect)
-            for record in compare(baseline, ours):
+    with engine_pool() as pool:
+        stock = pool.submit(run_parity, models.target, {}, **request)
+        engines = {
+            pool.submit(run_forerun, models, mode, drafter, **request, **defect): (mode, drafter)
+            for mode, drafter in product(modes, drafters)
+        }
+        for engine in as_completed(engines):
+            mode, drafter = engines[engine]
+            for record in compare(stock.result(), engine.result()):
                 yield {**record, "mode": mode, "drafter": drafter, **defect}
 
 
@@ -72,9 +90,17 @@ def distributions(folder: Path, arguments: argparse.Namespace) -> Iterator[dict[
     defect = {"sabotage": arguments.sabotage} if arguments.sabotage else {}
     modes: tuple[Mode, ...] = arguments.mode or ("async",)
     drafters: tuple[Drafter, ...] = arguments.drafter or ("lookup", "draft_model")
-    for mode in modes:
-        for drafter in drafters:
-            found = distribution.sample(folder, mode, drafter, arguments.num_samples, **defect)
+    with engine_pool() as pool:
+        engines = {
+            pool.submit(distribution.sample, folder, mode, drafter, arguments.num_samples, **defect): (
+                mode,
+                drafter,
+            )
+            for mode, drafter in product(modes, drafters)
+        }
+        for engine in as_completed(engines):
+            mode, drafter = engines[engine]
+            found = engine.result()
             value = p_value(found["tokens"], exact)
             yield {
                 "settings": "unseeded, vocabulary of 16",

@@ -39,7 +39,7 @@ def exact(folder: Path) -> np.ndarray:
 def test_drafts_leave_the_distribution_unchanged(folder: Path, exact: np.ndarray, drafter: Drafter) -> None:
     found = sample(folder, "async", drafter, NUM)
     assert found["is_async"]
-    assert found["accepted"] > 15
+    assert found["accepted"] > (NUM // 2 if drafter == "draft_model" else 15)
     assert p_value(found["tokens"], exact) > 1e-3
 
 

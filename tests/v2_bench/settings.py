@@ -106,6 +106,8 @@ def sampling_params(settings: Mapping[str, Any], num_tokens: int) -> Any:
     if "structured_outputs" in values:
         values |= {"structured_outputs": StructuredOutputsParams(**settings["structured_outputs"])}
         values |= {"ignore_eos": False}
+    if "min_tokens" in values:
+        values["min_tokens"] = min(values["min_tokens"], num_tokens)
     if "logit_bias" in values:
         values["logit_bias"] = {int(token): bias for token, bias in settings["logit_bias"].items()}
     return SamplingParams(**values)

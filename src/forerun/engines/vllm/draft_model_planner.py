@@ -10,6 +10,7 @@ import numpy as np
 from forerun.engines.lookahead_planner import LookaheadStep
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.speculator import MODEL, Speculator
+from forerun.engines.vllm.draft_kv_cache import DraftKVCache
 from forerun.engines.vllm.stats import SpecDecodeStats
 from forerun.engines.vllm.step_plan import PLACEHOLDER
 from forerun.types import Draft
@@ -22,12 +23,11 @@ class DraftModelPlanner:
     step's tokens: it drafts no more for these requests. It drafts for requests that start later.
     """
 
-    def __init__(self, speculator: Speculator, stats: SpecDecodeStats) -> None:
+    def __init__(self, speculator: Speculator, stats: SpecDecodeStats, block_size: int) -> None:
         self.speculator = speculator
         self.stats = stats
         self._lengths: dict[str, int] = {}
-        self._synced: dict[str, bool] = {}
-        self._paused = False
+        self._kv_cache = DraftKVCache(block_size)
 
     def plan(
         self,
@@ -37,9 +37,12 @@ class DraftModelPlanner:
         num_scheduled: Mapping[str, int],
     ) -> int:
         """The draft length at the end of this step, over all requests that are in it and then decode."""
+        num_computed = {
+            request.request_id: request.num_computed_tokens - num_scheduled[request.request_id]
+            for request in requests
+        }
         for request in requests:
-            was_cached = request.num_computed_tokens > num_scheduled[request.request_id] and self._paused
-            self._synced.setdefault(request.request_id, not was_cached)
+            self._kv_cache.start_step(request, num_computed[request.request_id])
         lengths = self.speculator.plan_lengths(
             draft_requests,
             MODEL,
@@ -49,8 +52,9 @@ class DraftModelPlanner:
         )
         self._lengths = {each.name: length for each, length in zip(draft_requests, lengths, strict=True)}
         max_length = max(lengths, default=0)
-        self._synced.update((each.name, max_length > 0 and self._may_draft(each)) for each in draft_requests)
-        self._paused = self._paused or (bool(draft_requests) and max_length == 0)
+        if max_length == 0:
+            for request_id, num in num_computed.items():
+                self._kv_cache.skip_step(request_id, num)
         return max_length
 
     def offer(self, step: SpeculativeStep, requests: Sequence[Any]) -> frozenset[str]:
@@ -90,16 +94,13 @@ class DraftModelPlanner:
         self.stats.add_seconds(MODEL, seconds)
         self.speculator.record_draft_time(step, MODEL, num_passes, seconds, step.control.num_prefill_rows)
 
-    def forget(self, request_id: str) -> None:
+    def forget(self, request: Any) -> None:
         """Drop the state of a finished request."""
-        self._synced.pop(request_id, None)
+        self._kv_cache.forget(request)
 
     def _may_draft(self, request: DraftRequest) -> bool:
-        """Whether the draft model may draft for a request: only if its KV cache has all of its tokens.
-
-        Once the draft model skipped a step, tokens from vLLM's prefix cache may be missing there.
-        """
-        return self.speculator.uses(request, MODEL) and self._synced[request.name]
+        """Whether the draft model may draft for a request: only if its KV cache has all of its tokens."""
+        return self.speculator.uses(request, MODEL) and self._kv_cache.has_all(request.name)
 
 
 def _sampled_chain(tokens: Sequence[int]) -> Draft:

@@ -50,6 +50,7 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
     waiting: Any
     max_num_running_reqs: int
     max_num_scheduled_tokens: int
+    hash_block_size: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         contract.check()
@@ -64,7 +65,9 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
             self, self.stats.drafters, max_draft_tokens(self.vllm_config)
         )
         has_draft_model = MODEL in self.stats.drafters
-        self.draft_model = DraftModelPlanner(self.speculator, self.stats) if has_draft_model else None
+        self.draft_model = (
+            DraftModelPlanner(self.speculator, self.stats, self.hash_block_size) if has_draft_model else None
+        )
         self.stats.publish(self.vllm_config.instance_id, self.vllm_config.parallel_config.data_parallel_index)
         self.stats_logger = PeriodicStatsLogger(self.stats, time.monotonic())
         self._step_numbers = count()
@@ -162,7 +165,7 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
         self._forget(request)
         self.draft_requests.forget(request.request_id)
         if self.draft_model is not None:
-            self.draft_model.forget(request.request_id)
+            self.draft_model.forget(request)
         self.stats.set_tracked_requests(len(self.speculator.tracked))
         self.stats.set_step_costs(self.speculator.controller.cost)
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]

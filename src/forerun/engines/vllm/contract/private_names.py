@@ -160,6 +160,7 @@ SCHEDULER: Final = PrivateNames(
     live={
         "vllm.v1.core.sched.scheduler.Scheduler": (
             "dynamic_sd_lookup",
+            "hash_block_size",
             "max_model_len",
             "max_num_running_reqs",
             "max_num_scheduled_tokens",
@@ -190,6 +191,7 @@ REQUEST: Final = PrivateNames(
     live={
         "vllm.v1.request.Request": (
             "all_token_ids",
+            "block_hashes",
             "cache_salt",
             "is_prefill_chunk",
             "max_tokens",
