@@ -28,7 +28,7 @@ from v2_bench.sabotage import NAMES as SABOTAGES
 from v2_bench.scenarios import NAMES as SCENARIOS
 from v2_bench.settings import ALL_NAMES
 
-FULL: dict[str, Any] = {"scenarios": SCENARIOS, "batches": ("alone", "batched", "mixed")}
+FULL: dict[str, Any] = {"scenarios": SCENARIOS, "batches": ("alone", "batched")}
 QUICK: dict[str, Any] = {"scenarios": SCENARIOS, "batches": ("mixed",), "num_prompts": 1, "num_tokens": 20}
 P_VALUE = 1e-3
 

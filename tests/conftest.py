@@ -20,6 +20,7 @@ settings.load_profile("forerun")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # every engine would inspect the machine to report it
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,9 +11,10 @@ import pytest
 
 from e2e.serve.completions import counts
 from forerun.servers.processes import Server, forerun_command, started
-from v2_bench.models import Models, make_models
+from v2_bench.models import Models
 from v2_bench.parity import run_parity
 from v2_bench.processes import bench_environment
+from v2_bench.requests import HEADS
 from v2_bench.settings import PROMPTS, SETTINGS
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup")
@@ -21,28 +22,14 @@ pytest.importorskip("transformers", reason="needs the extra `local`")
 
 pytestmark = pytest.mark.e2e
 
-NAMES = ("greedy", "penalties with top-k")
-NUM_TOKENS, NUM_PROMPTS = 24, 2
+NAMES = HEADS["settings"]
 FLAGS = ["--served-model-name", "m", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8"]
 FLAGS += ["--max-model-len", "256", "--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
-
-
-def stock_tokens(model: Path) -> list[list[int]]:
-    """The output of stock V2 without speculation, setting by setting."""
-    cells = run_parity(
-        model,
-        {},
-        settings=NAMES,
-        batches=["batched"],
-        num_prompts=NUM_PROMPTS,
-        num_tokens=NUM_TOKENS,
-    )["cells"]
-    return [one["tokens"] for name in NAMES for one in cells[f"{name}, batched"]["outputs"]]
+def tokens_of(result: Any) -> list[list[int]]:
+    """The output of the parity program for `HEADS`, setting by setting."""
+    return [one["tokens"] for name in NAMES for one in result["cells"][f"{name}, batched"]["outputs"]]
 
 
 def complete(server: Server, prompt: list[int], settings: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +37,7 @@ def complete(server: Server, prompt: list[int], settings: dict[str, Any]) -> dic
     body = {
         "model": "m",
         "prompt": prompt,
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": HEADS["num_tokens"],
         "ignore_eos": True,
         "return_token_ids": True,
         "vllm_xargs": {"forerun_adaptive": 0, "forerun_drafter": "model"},
@@ -68,20 +55,25 @@ def complete(server: Server, prompt: list[int], settings: dict[str, Any]) -> dic
 
 
 @pytest.mark.parametrize("head", ["eagle3", pytest.param("mtp", marks=pytest.mark.full)])
-def test_a_head_leaves_the_output_unchanged(models: Models, tmp_path: Path, head: str) -> None:
+def test_a_head_leaves_the_output_unchanged(
+    request: pytest.FixtureRequest, v2_models: Models, tmp_path: Path, head: str
+) -> None:
     """The EAGLE-3 head is a checkpoint of the `speculators` library."""
-    model, config = models.mtp, {"method": "mtp", "num_speculative_tokens": 2}
+    model, config = v2_models.mtp, {"method": "mtp", "num_speculative_tokens": 2}
     if head == "eagle3":
-        folder = str(models.eagle3_speculators)
-        model, config = models.target, {"method": "eagle3", "model": folder, "num_speculative_tokens": 3}
+        folder = str(v2_models.eagle3_speculators)
+        model, config = v2_models.target, {"method": "eagle3", "model": folder, "num_speculative_tokens": 3}
     command = forerun_command(model, *FLAGS, "--speculative-config", json.dumps(config))
     environment = {**bench_environment(), "VLLM_LOGGING_LEVEL": "INFO"}
     with started(command, tmp_path / "server.log", environment=environment) as server:
-        found = [
-            complete(server, prompt, SETTINGS[name]) for name in NAMES for prompt in PROMPTS[:NUM_PROMPTS]
-        ]
+        prompts = PROMPTS[: HEADS["num_prompts"]]
+        found = [complete(server, prompt, SETTINGS[name]) for name in NAMES for prompt in prompts]
         counted = counts(server)
-    assert [one["tokens"] for one in found] == stock_tokens(model)
+    if head == "eagle3":
+        stock = request.getfixturevalue("stock_v2")["heads"]
+    else:
+        stock = run_parity(model, {}, **HEADS)
+    assert [one["tokens"] for one in found] == tokens_of(stock)
     drafted, accepted = (sum(one[key] for one in found) for key in ("drafted", "accepted"))
     assert 0 < accepted < drafted
     assert counted["vllm:spec_decode_num_draft_tokens_total"] == drafted

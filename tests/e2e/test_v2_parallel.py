@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from v2_bench.models import Models, make_models
+from v2_bench.models import Models
 from v2_bench.parity import Drafter, drafter_folder, speculative_arguments
 from v2_bench.processes import run_on_bench
 
@@ -23,17 +23,12 @@ RANKS = {
 """Functions may be sent to the ranks, and the engine and each rank have a process of their own."""
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.mark.full
 @pytest.mark.usefixtures("all_cores")
 @pytest.mark.parametrize("drafter", ["lookup", "draft_model"])
-def test_ranks_agree_on_every_draft_and_token(models: Models, drafter: Drafter) -> None:
-    options = speculative_arguments(drafter_folder(models, drafter), "async", drafter)
-    ours = run_on_bench("v2_two_ranks", models.target, json.dumps(options), **RANKS)
+def test_ranks_agree_on_every_draft_and_token(v2_models: Models, drafter: Drafter) -> None:
+    options = speculative_arguments(drafter_folder(v2_models, drafter), "async", drafter)
+    ours = run_on_bench("v2_two_ranks", v2_models.target, json.dumps(options), **RANKS)
     first, second = ours["recorded"]
     assert first == second
     assert sum(num_drafted for kind, _, num_drafted in first if kind == "inputs") > 40

@@ -11,8 +11,17 @@ from typing import Any
 import pytest
 
 from e2e.programs.engine_output import read_prompts
-from v2_bench.models import Models, make_models
-from v2_bench.parity import Drafter, Mode, compare, run_forerun, run_parity, speculative_arguments
+from v2_bench.models import Models
+from v2_bench.parity import (
+    Drafter,
+    Mode,
+    compare,
+    run_forerun,
+    run_forerun_requests,
+    run_parity,
+    speculative_arguments,
+)
+from v2_bench.requests import PARITY
 from v2_bench.sabotage import SABOTAGES
 from v2_bench.scenarios import SCENARIOS
 
@@ -21,34 +30,28 @@ pytest.importorskip("transformers", reason="needs the extra `local`")
 
 pytestmark = pytest.mark.e2e
 
-MIXED: dict[str, Any] = {"batches": ["mixed"], "num_prompts": 1, "num_tokens": 12}
-"""All settings in one batch."""
-SABOTAGED: dict[str, Any] = {"batches": [], "scenarios": ["repeated_prompts"]}
-SABOTAGE_CASES = [
-    name if name == "a rejected token kept" else pytest.param(name, marks=pytest.mark.full)
-    for name in SABOTAGES
-]
 NEAR_THE_END = "up_to_the_context"
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def baseline(models: Models) -> Any:
-    """The output of stock V2 without speculation."""
-    return run_parity(models.target, {}, **MIXED, scenarios=["repeated_prompts"])
+def lookup_runs(v2_models: Models) -> dict[str, Any]:
+    """The output with lookup and async scheduling: without a defect (""), then by defect, of one engine."""
+    scenario = {**PARITY, "batches": []}
+    requests = [PARITY, *({**scenario, "sabotage": name} for name in SABOTAGES), scenario]
+    found = run_forerun_requests(v2_models, "async", "lookup", requests)
+    return dict(zip(("", *SABOTAGES, "again"), found, strict=True))
 
 
 @pytest.mark.parametrize("drafter", ["lookup", "draft_model"])
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.full)])
 def test_output_is_that_of_stock_v2_without_speculation(
-    models: Models, baseline: Any, mode: Mode, drafter: Drafter
+    request: pytest.FixtureRequest, v2_models: Models, stock_v2: Any, mode: Mode, drafter: Drafter
 ) -> None:
-    ours = run_forerun(models, mode, drafter, **MIXED, scenarios=["repeated_prompts"])
-    records = list(compare(baseline, ours))
+    if (mode, drafter) == ("async", "lookup"):
+        ours = request.getfixturevalue("lookup_runs")[""]
+    else:
+        ours = run_forerun(v2_models, mode, drafter, **PARITY)
+    records = list(compare(stock_v2["parity"], ours))
     assert [each for each in records if not each["identical"]] == []
     assert [each["settings"] for each in records] == ["mixed", "repeated_prompts"]
     assert all(each["tokens_per_step"] > 1.1 for each in records)
@@ -58,9 +61,9 @@ def test_output_is_that_of_stock_v2_without_speculation(
 
 @pytest.mark.full
 @pytest.mark.parametrize("drafter", ["lookup", "draft_model"])
-def test_scenarios_have_the_output_of_stock_v2(models: Models, drafter: Drafter) -> None:
-    stock = run_parity(models.target, {}, batches=[], scenarios=list(SCENARIOS))
-    ours = run_forerun(models, "async", drafter, batches=[], scenarios=list(SCENARIOS))
+def test_scenarios_have_the_output_of_stock_v2(v2_models: Models, drafter: Drafter) -> None:
+    stock = run_parity(v2_models.target, {}, batches=[], scenarios=list(SCENARIOS))
+    ours = run_forerun(v2_models, "async", drafter, batches=[], scenarios=list(SCENARIOS))
     records = {each["settings"]: each for each in compare(stock, ours)}
     assert [name for name, each in records.items() if not each["identical"]] == []
     assert list(records) == list(SCENARIOS)
@@ -68,10 +71,12 @@ def test_scenarios_have_the_output_of_stock_v2(models: Models, drafter: Drafter)
     assert ours["num_preemptions"] > 0 == stock["num_preemptions"]
 
 
-@pytest.mark.parametrize("sabotage", SABOTAGE_CASES)
-def test_the_comparison_finds_a_defect(models: Models, baseline: Any, sabotage: str) -> None:
-    ours = run_forerun(models, "async", "lookup", **SABOTAGED, sabotage=sabotage)
-    assert [each["identical"] for each in compare(baseline, ours)] == [False]
+@pytest.mark.parametrize("sabotage", SABOTAGES)
+def test_the_comparison_finds_a_defect(stock_v2: Any, lookup_runs: dict[str, Any], sabotage: str) -> None:
+    """The same engine without the defect has identical output, before and after."""
+    baseline = stock_v2["parity"]
+    assert [each["identical"] for each in compare(baseline, lookup_runs[sabotage])] == [False]
+    assert [each["identical"] for each in compare(baseline, lookup_runs["again"])] == [True]
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from v2_bench.models import Models, make_models
+from v2_bench.models import Models
 from v2_bench.parity import Drafter, drafter_folder, speculative_arguments
 from v2_bench.processes import run_on_bench
 
@@ -18,13 +18,8 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return make_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def stock(models: Models) -> Any:
-    return run_on_bench("v2_step_work", models.target, "{}", "{}")
+def stock(v2_models: Models) -> Any:
+    return run_on_bench("v2_step_work", v2_models.target, "{}", "{}")
 
 
 def in_any_order(steps: list[Any]) -> list[str]:
@@ -33,9 +28,9 @@ def in_any_order(steps: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("drafter", ["lookup", pytest.param("draft_model", marks=pytest.mark.full)])
-def test_a_step_without_draft_tokens_is_a_stock_step(models: Models, stock: Any, drafter: Drafter) -> None:
-    options = json.dumps(speculative_arguments(drafter_folder(models, drafter), "async", drafter))
-    ours = run_on_bench("v2_step_work", models.target, options, json.dumps({"forerun_drafter": "none"}))
+def test_a_step_without_draft_tokens_is_a_stock_step(v2_models: Models, stock: Any, drafter: Drafter) -> None:
+    options = json.dumps(speculative_arguments(drafter_folder(v2_models, drafter), "async", drafter))
+    ours = run_on_bench("v2_step_work", v2_models.target, options, json.dumps({"forerun_drafter": "none"}))
     assert len(stock["steps"]) >= 8
     assert stock["steps"][2]["rows"] == 4
     assert len(stock["steps"][2]["kernels"]) > 5

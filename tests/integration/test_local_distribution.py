@@ -1,7 +1,7 @@
 """The distribution of the first three sampled tokens of the local engine, against exact probabilities.
 
 A chi-square test with 12,000 samples, a size fixed beforehand, and a false-alarm rate of 1e-4. The sabotaged
-twin must fail it by far.
+twin must fail it by far with a quarter of the samples.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from integration.local_models import VOCAB, generate, make_drafters, make_engine
 
 PROMPT = (3, 1, 4, 1, 5)
 SAMPLES, ERROR = 12_000, 1e-4
+SABOTAGED_SAMPLES = SAMPLES // 4
 SAMPLING = SamplingParams(temperature=0.9, top_k=10)
 
 
@@ -38,14 +39,14 @@ def distribution(tiny_llama: Any) -> FloatArray:
     return joint
 
 
-def p_value(engine: Any, distribution: FloatArray) -> float:
+def p_value(engine: Any, distribution: FloatArray, num_samples: int = SAMPLES) -> float:
     """Chi-square over all triples of tokens; rare ones are pooled."""
     counts = np.zeros((VOCAB,) * 3)
-    for begin in range(0, SAMPLES, 500):
+    for begin in range(0, num_samples, 500):
         requests = [Request(str(begin + i), PROMPT, max_tokens=3, sampling=SAMPLING) for i in range(500)]
         for result in generate(engine, requests):
             counts[result.token_ids] += 1
-    expected = SAMPLES * distribution.ravel()
+    expected = num_samples * distribution.ravel()
     common = expected >= 5
     seen = np.append(counts.ravel()[common], counts.ravel()[~common].sum())
     due = np.append(expected[common], expected[~common].sum())
@@ -106,4 +107,4 @@ def test_a_wrong_q_is_detected(
     drafters = make_drafters(tiny_llama, *names, slots=64)
     wrong = {name: WrongQ(drafter) for name, drafter in drafters.items()}
     engine = make_engine(tiny_llama, wrong, slots=64, length=16, verifier=verifier, max_draft=6)
-    assert p_value(engine, distribution) < 1e-9
+    assert p_value(engine, distribution, SABOTAGED_SAMPLES) < 1e-9

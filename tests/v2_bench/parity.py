@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -55,13 +55,25 @@ def drafter_folder(models: Models, drafter: Drafter) -> Path | None:
 
 def run_forerun(models: Models, mode: Mode, drafter: Drafter, **request: Any) -> Any:
     """Run the cells with forerun, chunked prefill and little memory."""
+    return run_forerun_requests(models, mode, drafter, [request])[0]
+
+
+def run_forerun_requests(
+    models: Models, mode: Mode, drafter: Drafter, requests: Sequence[dict[str, Any]]
+) -> Any:
+    """Like `run_forerun`, for several requests to one engine, in their order."""
     options = {**speculative_arguments(drafter_folder(models, drafter), mode, drafter), **TIGHT}
-    return run_parity(models.mtp if drafter == "mtp" else models.target, options, **request)
+    return run_requests(models.mtp if drafter == "mtp" else models.target, options, requests)
 
 
 def run_parity(model: Path, options: dict[str, Any], **request: Any) -> Any:
     """Run the program `v2_parity` with an engine; returns its cells."""
-    return run_on_bench("v2_parity", model, json.dumps(options), json.dumps(request))
+    return run_requests(model, options, [request])[0]
+
+
+def run_requests(model: Path, options: dict[str, Any], requests: Sequence[dict[str, Any]]) -> Any:
+    """Like `run_parity`, for several requests to one engine, in their order."""
+    return run_on_bench("v2_parity", model, json.dumps(options), json.dumps(list(requests)))
 
 
 def compare(baseline: dict[str, Any], ours: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Generates the cells of the parity matrix with one engine on the bench.
 
-Arguments: model, engine options (JSON), request (JSON): `settings` (names, all if missing), `num_prompts`,
-`prompts` (tokens), `num_tokens`, `batches` ("alone", "batched", "mixed"), `scenarios` (names), `sabotage`.
+Arguments: model, engine options (JSON), requests (JSON). Each request has `settings` (names, all if missing),
+`num_prompts`, `prompts` (tokens), `num_tokens`, `batches` ("alone", "batched", "mixed"), `scenarios` (names)
+and `sabotage`, a defect for the duration of the request. The answer has the cells and counters of each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -77,11 +79,8 @@ def all_settings(engine: BenchEngine) -> dict[str, dict[str, Any]]:
     return {**SETTINGS, **derived}
 
 
-def main(model: str, options: str, request: str) -> None:
-    asked = json.loads(request)
-    if "sabotage" in asked:
-        SABOTAGES[asked["sabotage"]]()
-    engine = BenchEngine(model, json.loads(options))
+def run_request(engine: BenchEngine, asked: dict[str, Any]) -> dict[str, Any]:
+    """The cells of one request, and the engine's counters since its start."""
     prompts = asked.get("prompts", PROMPTS)[: asked.get("num_prompts", 4)]
     matrix = Matrix(engine, prompts, asked.get("num_tokens", 40))
     batches = asked.get("batches", ("alone", "batched"))
@@ -98,7 +97,16 @@ def main(model: str, options: str, request: str) -> None:
         matrix.run(name, partial(SCENARIOS[name], engine))
     counted = ("num_preemptions", "prefix_cache_hits", "spec_decode_num_draft_tokens")
     counters = {name: engine.counter(name) for name in counted}
-    answer({"cells": matrix.cells, "is_async": engine.is_async, **counters})
+    return {"cells": matrix.cells, "is_async": engine.is_async, **counters}
+
+
+def main(model: str, options: str, requests: str) -> None:
+    engine = BenchEngine(model, json.loads(options))
+    results = []
+    for asked in json.loads(requests):
+        with SABOTAGES[asked["sabotage"]]() if "sabotage" in asked else nullcontext():
+            results.append(run_request(engine, asked))
+    answer(results)
 
 
 if __name__ == "__main__":
