@@ -49,6 +49,27 @@ def test_the_printed_command_runs_where_vllm_has_no_executable(monkeypatch: pyte
     assert value_of(command, "--speculative-config")["model"] == "forerun.engines.vllm.NullProposer"
 
 
+def test_invariant_mode_reaches_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setattr("forerun.engines.vllm.launch.is_cpu_platform", lambda: True)
+    command = printed("m", "--invariant")
+    assert value_of(command, "--additional-config") == {"forerun": {"invariant": True}}
+    assert "--enforce-eager" in flags_of(command)
+    (tmp_path / "speculation.json").write_text('{"invariant": true}')
+    assert printed("m", "--speculation", str(tmp_path / "speculation.json")) == command
+    monkeypatch.setattr("forerun.engines.vllm.launch.is_cpu_platform", lambda: False)
+    command = printed("m", "--invariant")
+    assert "VLLM_BATCH_INVARIANT=1" in command[: command.index("serve")]
+
+
+def test_invariant_mode_on_a_cpu_is_refused_on_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setattr("forerun.engines.vllm.launch.is_cpu_platform", lambda: True)
+    result = run("m", "--invariant", "--dry-run")
+    assert result.exit_code != 0
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in " ".join(result.output.split())
+
+
 def test_on_v2_vllm_keeps_its_runner_and_its_scheduling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     command = printed("m")
@@ -259,7 +280,8 @@ def test_the_summary_states_what_holds_in_the_dtype_served(
     model = str(model_in(tmp_path / "m", dtype=stored))
     summary = " ".join(run(model, "--port", free_port(), "--host", "127.0.0.1", *flags).stderr.split())
     assert dtype in summary
-    assert ("near-ties" not in summary) == is_exact
+    assert ("identical" in summary) == is_exact
+    assert ("near-tie" not in summary) == is_exact
 
 
 def test_the_help_states_what_holds_in_which_dtype() -> None:

@@ -89,6 +89,7 @@ def test_the_logged_line_is_read_back_and_silent_without_the_variable(
         use_v2_model_runner=runner == "V2",
         scheduler_config=SimpleNamespace(async_scheduling=mode == "async"),
         model_config=SimpleNamespace(dtype="torch.float16"),
+        additional_config={"forerun": {"invariant": runner == "V1"}},
     )
     monkeypatch.delenv(runner_log.VARIABLE, raising=False)
     with caplog.at_level("INFO", "vllm.forerun"):
@@ -97,6 +98,7 @@ def test_the_logged_line_is_read_back_and_silent_without_the_variable(
         monkeypatch.setenv(runner_log.VARIABLE, "1")
         log_runner(config)
     assert read_runner_mode(caplog.text) == RunnerMode(runner, mode, "float16")
+    assert ("invariant mode" in caplog.text) == (runner == "V1")
 
 
 def round_of(seconds: float, num_tokens: int = 10, first: int = 0) -> LoadRound:

@@ -150,7 +150,10 @@ def _paths_of(obj: Any, name: str) -> Paths:
 
 
 def _function_paths(function: Any) -> Paths:
-    """Where a library's function may be listed; for an object that is called, its `forward`."""
+    """Where a library's function may be listed; for an object that is called, its `forward`.
+
+    A function that was created inside another one has no path; the attribute that holds it is recorded.
+    """
     bound_to = getattr(function, "__self__", None)
     name = getattr(function, "__name__", "")
     if is_own(function) or (name == "__init__" and bound_to is not None):
@@ -159,7 +162,7 @@ def _function_paths(function: Any) -> Paths:
         kinds = bound_to.__mro__ if isinstance(bound_to, type) else type(bound_to).__mro__
         return tuple(f"{path}.{name}" for path in library_paths(kinds))
     if hasattr(function, "__qualname__"):
-        is_theirs = is_library(function) and bound_to is None
+        is_theirs = is_library(function) and bound_to is None and "<locals>" not in function.__qualname__
         return (f"{function.__module__}.{function.__qualname__}",) if is_theirs else ()
     return tuple(f"{path}.forward" for path in library_paths(type(function).__mro__))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from forerun.cli.console import report_errors
+from forerun.exactness import guarantee, unseeded_guarantee
 
 if TYPE_CHECKING:
     from forerun.config import SpeculationConfig
@@ -72,6 +73,15 @@ def serve(
             rich_help_panel=_DRAFTING,
         ),
     ] = None,
+    invariant: Annotated[
+        bool,
+        typer.Option(
+            "--invariant",
+            help="Invariant mode: identical output in every dtype, bit for bit, with and without speculation"
+            " and in any batch; slower. On GPUs it sets VLLM_BATCH_INVARIANT=1, which is untested there.",
+            rich_help_panel=_LAUNCH,
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Print the vLLM command to run, and exit.", rich_help_panel=_LAUNCH),
@@ -80,8 +90,9 @@ def serve(
     """Serve a model with vLLM and lossless speculative decoding. All flags of `vllm serve` are accepted too.
 
     In float32, greedy and seeded requests get identical tokens with and without speculation, and other
-    requests the same distribution. In bfloat16 and float16, near-ties of logits can resolve differently when
-    the shape of the batch changes, with and without speculation, so outputs can differ there.
+    requests the same distribution. In bfloat16 and float16, unless invariant mode is on, near-ties of logits
+    can resolve differently when the number of rows in a forward pass changes, with and without speculation,
+    and outputs can differ from there on. The summary at the start states what holds in the precision served.
     """
     from forerun.config import SpeculationConfig
     from forerun.drafters.registry import check_known
@@ -99,6 +110,7 @@ def serve(
             "draft_model": draft_model or speculator_name(speculator),
             "share_outputs": share_outputs,
             "corpora": tuple(str(file.resolve()) for file in corpus or ()),
+            "invariant": invariant,
         }
         base = SpeculationConfig.parse(speculation) if speculation else SpeculationConfig()
         config = SpeculationConfig(
@@ -107,7 +119,7 @@ def serve(
         check_known(config)
         choice = choose_runner(context.args)
         command = serve_command(model, serve_flags(model, config, context.args, choice.runner))
-        environment = launch_environment(choice.runner)
+        environment = launch_environment(choice.runner, invariant=config.invariant)
         if dry_run:
             variables = [f"{name}={value}" for name, value in environment.items()]
             typer.echo(shlex.join(["env", *variables, *command]))
@@ -152,7 +164,7 @@ def _print_summary(model: str, config: SpeculationConfig, flags: list[str], choi
             f"0 to {min(config.max_draft, max_length)} tokens per step, chosen by predicted gain",
         ),
         ("drafts from", escape(_sources(config))),
-        ("output", output_guarantee(config, served_dtype(model, flags))),
+        *output_rows(config, served_dtype(model, flags)),
         ("per request", "vllm_xargs: forerun_max_draft, forerun_drafter, forerun_lenience, forerun_adaptive"),
     ):
         table.add_row(f"[bold]{name}[/]", value)
@@ -168,15 +180,11 @@ def _sources(config: SpeculationConfig) -> str:
     return ", ".join(sources)
 
 
-def output_guarantee(config: SpeculationConfig, dtype: str | None) -> str:
+def output_rows(config: SpeculationConfig, dtype: str | None) -> list[tuple[str, str]]:
     """How outputs relate to non-speculative decoding in a dtype; None is a dtype that vLLM will choose."""
     if config.lenience < 1:
-        return f"[red]lossy: lenience {config.lenience}[/]"
-    exact = "identical tokens to non-speculative decoding (greedy, seeded), else the same distribution"
-    if dtype == "float32":
-        return f"float32: {exact}"
-    where = dtype or "bfloat16 or float16, if vLLM chooses one of these"
-    return (
-        f"{where}: near-ties of logits can resolve differently when the batch shape changes, with and without"
-        f" speculation, so outputs can differ; with --dtype float32: {exact}"
-    )
+        return [("output", f"[red]lossy: lenience {config.lenience}[/]")]
+    return [
+        ("greedy, seeded output", guarantee(dtype, invariant=config.invariant)),
+        ("unseeded output", unseeded_guarantee(dtype, invariant=config.invariant)),
+    ]

@@ -78,6 +78,7 @@ def rename_live_names(llm: Any, params: Any, mode: str) -> dict[str, str]:
         lambda: contract.check_request(request),
         lambda: contract.check_worker(worker),
         lambda: contract.check_loaded_worker(worker),
+        *([lambda: contract.check_invariant_model(worker.model_runner.model)] if mode == "v1" else []),
         lambda: contract.check_input_processor(engine.input_processor),
     )
     found: dict[str, str] = {}
@@ -92,10 +93,11 @@ def rename_live_names(llm: Any, params: Any, mode: str) -> dict[str, str]:
 def _v1_objects(worker: Any) -> dict[str, Any]:
     from forerun.engines.vllm.contract import v1_runner
 
-    processors = list(worker.model_runner.input_batch.logitsprocs.all)
+    runner = worker.model_runner
+    members = [*runner.input_batch.logitsprocs.all, *runner.model.modules()]
     return _objects(worker, v1_runner.V1_RUNNER_OBJECTS) | {
-        kind: next(each for each in processors if _is_a(each, kind))
-        for kind in v1_runner.LOGITS_PROCESSORS.live
+        kind: next(each for each in members if _is_a(each, kind))
+        for kind in (*v1_runner.LOGITS_PROCESSORS.live, *v1_runner.V1_INVARIANT.live)
     }
 
 
@@ -129,7 +131,7 @@ def main(target: str, draft: str, mode: str) -> None:
     from forerun.engines.vllm.launch import engine_arguments
 
     if mode == "v1":
-        speculation = engine_arguments(SpeculationConfig(draft_model=draft), runner="v1")
+        speculation = engine_arguments(SpeculationConfig(draft_model=draft, invariant=True), runner="v1")
     else:
         config = SpeculationConfig(draft_model=draft if mode == "sync" else None, max_draft=8, adaptive=False)
         speculation = engine_arguments(config, runner="v2", asynchronous=mode == "async")

@@ -45,5 +45,5 @@ class DraftKVCache:
         for block in request.block_hashes[complete // self.block_size :]:
             self._incomplete_blocks.pop(block, None)
             self._incomplete_blocks[block] = None
-        for block in list(self._incomplete_blocks)[: max(0, len(self._incomplete_blocks) - MAX_BLOCKS)]:
-            del self._incomplete_blocks[block]
+        while len(self._incomplete_blocks) > MAX_BLOCKS:
+            del self._incomplete_blocks[next(iter(self._incomplete_blocks))]

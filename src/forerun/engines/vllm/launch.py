@@ -23,6 +23,7 @@ from forerun.engines.vllm.runner_choice import (
     RUNNER_VARIABLE,
     Runner,
     choose_runner,
+    is_cpu_platform,
 )
 from forerun.engines.vllm.speculative_config import (
     given_speculative_config,
@@ -37,6 +38,11 @@ WORKER: Final = "forerun.engines.vllm.worker.Worker"
 
 _CORES: Final = "FORERUN_CORES"
 """Environment variable with the cores that vLLM's first process could use."""
+
+BATCH_INVARIANT_VARIABLE: Final = "VLLM_BATCH_INVARIANT"
+"""Environment variable that makes vLLM use batch-invariant kernels on GPUs."""
+
+_EAGER_FLAG: Final = "--enforce-eager"
 
 _RESERVED: Final = {
     "--scheduler-cls": "leave it out: forerun's scheduler drafts",
@@ -57,9 +63,15 @@ def engine_arguments(
 
     Without a `runner` they are for the one that vLLM will use. On V2 vLLM chooses whether scheduling is async
     unless `asynchronous` is given. A `speculative_config` of vLLM makes its speculator the drafter `model`.
+    Invariant mode needs `enforce_eager=True` too on CPUs, and VLLM_BATCH_INVARIANT=1 on GPUs.
     """
     visible_cores()  # must run before vLLM starts other processes
     runner = runner or choose_runner().runner
+    if config.invariant and runner == "v2" and is_cpu_platform():
+        raise ConfigurationError(
+            f"invariant mode on CPUs needs vLLM's V1 model runner, and this engine runs V2; set"
+            f" {RUNNER_VARIABLE}=0"
+        )
     settings = with_speculator(config, speculative_config)
     arguments: dict[str, Any] = {
         "speculative_config": speculative_config_for(config, runner, speculative_config),
@@ -100,10 +112,18 @@ def preload_environment() -> dict[str, str]:
     return {"LD_PRELOAD": str(library)} if library else {}
 
 
-def launch_environment(runner: Runner) -> dict[str, str]:
-    """The environment variables that `serve_command` needs in addition to those already set."""
+def launch_environment(runner: Runner, *, invariant: bool = False) -> dict[str, str]:
+    """The environment variables that `serve_command` needs in addition to those already set.
+
+    Invariant mode on GPUs uses vLLM's batch-invariant kernels. That has not been run on a GPU; check it there
+    with `forerun selftest`.
+    """
     wanted = preload_environment() if "LD_PRELOAD" not in os.environ else {}
-    return {**wanted, RUNNER_VARIABLE: "0"} if runner == "v1" else wanted
+    if runner == "v1":
+        wanted[RUNNER_VARIABLE] = "0"
+    if invariant and not is_cpu_platform():
+        wanted[BATCH_INVARIANT_VARIABLE] = "1"
+    return wanted
 
 
 def serve_command(model: str, flags: Sequence[str]) -> list[str]:
@@ -146,6 +166,8 @@ def serve_flags(model: str, config: SpeculationConfig, given: Sequence[str], run
             "the key 'forerun' of --additional-config is set by forerun serve; use --speculation"
         )
     flags = [each for each in rest if each not in {ASYNC_FLAG, NO_ASYNC_FLAG}]
+    if config.invariant and is_cpu_platform() and _EAGER_FLAG not in parts:
+        flags.append(_EAGER_FLAG)
     if "--per-request-spec-decode-metrics" not in parts:
         flags += ["--per-request-spec-decode-metrics", "summary"]
     arguments = engine_arguments(

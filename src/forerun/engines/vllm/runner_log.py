@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.runner_choice import v1_reason
 
 VARIABLE: Final = "FORERUN_LOG_RUNNER"
@@ -48,7 +49,9 @@ def log_runner(vllm_config: Any, *, always: bool = False) -> None:
     is_v2 = vllm_config.use_v2_model_runner
     mode = "async" if vllm_config.scheduler_config.async_scheduling else "sync"
     reason = "" if is_v2 else f" ({v1_reason()})"
-    logger.info(_LINE + "%s", "V2" if is_v2 else "V1", mode, vllm_config.model_config.dtype, reason)
+    invariant = ", invariant mode" if speculation_config(vllm_config).invariant else ""
+    dtype = vllm_config.model_config.dtype
+    logger.info(_LINE + "%s%s", "V2" if is_v2 else "V1", mode, dtype, invariant, reason)
 
 
 def read_runner_mode(log: str) -> RunnerMode:

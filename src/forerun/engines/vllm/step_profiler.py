@@ -140,6 +140,7 @@ def _synchronize() -> None:
 
 def _cache_key(vllm_config: Any) -> str:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    mode = {"invariant": True} if speculation_config(vllm_config).invariant else {}
     return cost_cache.cache_key(
         engine=f"vllm {vllm.__version__}",
         model=model.model,
@@ -151,4 +152,5 @@ def _cache_key(vllm_config: Any) -> str:
         seqs=vllm_config.scheduler_config.max_num_seqs,
         device=current_platform.get_device_name(),
         cores=[visible_cores(), *(os.environ.get(name, "") for name in _CORE_BINDING)],
+        **mode,
     )

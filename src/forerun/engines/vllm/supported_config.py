@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
-from forerun.engines.vllm.launch import speculation_config
-from forerun.engines.vllm.runner_choice import Runner
+from forerun.engines.vllm.launch import BATCH_INVARIANT_VARIABLE, speculation_config
+from forerun.engines.vllm.runner_choice import Runner, is_cpu_platform
 from forerun.engines.vllm.speculative_config import (
     LOOKUP_METHODS,
     check_method,
@@ -40,6 +41,32 @@ def check_supported(vllm_config: Any) -> None:
         )
     if vllm_config.speculative_config is not None:
         _check_speculation(vllm_config)
+    if speculation_config(vllm_config).invariant:
+        _check_invariant(vllm_config)
+
+
+def _check_invariant(vllm_config: Any) -> None:
+    """Invariant mode: on CPUs as `v1.invariant` implements it, on GPUs as vLLM does."""
+    if not is_cpu_platform():
+        if os.environ.get(BATCH_INVARIANT_VARIABLE) != "1":
+            raise UnsupportedEngine(
+                f"invariant mode needs {BATCH_INVARIANT_VARIABLE}=1 on GPUs, which forerun serve sets; set it"
+                " before vLLM starts"
+            )
+        return
+    model = vllm_config.model_config
+    num_ranks = vllm_config.parallel_config.tensor_parallel_size
+    faults = {
+        "vLLM's V2 model runner on a CPU; set VLLM_USE_V2_MODEL_RUNNER=0": vllm_config.use_v2_model_runner,
+        "compiled layers; use --enforce-eager": not model.enforce_eager,
+        f"{model.quantization} quantization; use unquantized weights": model.quantization is not None,
+        "LoRA adapters; leave --enable-lora out": vllm_config.lora_config is not None,
+        "mixture-of-experts models; use a dense one": model.is_moe,
+        f"{num_ranks} tensor-parallel ranks; use --tensor-parallel-size 1": num_ranks > 1,
+    }
+    for fault, is_present in faults.items():
+        if is_present:
+            raise UnsupportedEngine(f"invariant mode does not support {fault}, or start without --invariant")
 
 
 def _check_speculation(vllm_config: Any) -> None:

@@ -14,6 +14,8 @@ from vllm.v1.worker.gpu_worker import Worker as StockCUDAWorker
 from forerun.engines.vllm import contract
 from forerun.engines.vllm.stats import logger
 from forerun.engines.vllm.step_profiler import profile_steps
+from forerun.engines.vllm.v1.decode_shaped_attention import install_decode_shaped_attention
+from forerun.engines.vllm.v1.invariant import install_blocked_linears, is_invariant, split_no_kv
 from forerun.engines.vllm.v1.runner import install_sampler, keep_all_logits_processors
 from forerun.engines.vllm.v2.runner import install, lookup_speculator
 
@@ -33,6 +35,8 @@ class _SpeculativeWorker:
             with lookup_speculator(self.vllm_config):
                 super().init_device()  # type: ignore[misc]
             return
+        if is_invariant(self.vllm_config):
+            split_no_kv()
         with keep_all_logits_processors():
             super().init_device()  # type: ignore[misc]
         contract.check_worker(self)
@@ -41,6 +45,9 @@ class _SpeculativeWorker:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model as vLLM does; the V2 runner has its samplers from then on."""
         super().load_model(*args, **kwargs)  # type: ignore[misc]
+        if is_invariant(self.vllm_config):
+            contract.check_invariant_model(self.model_runner.model)
+            install_blocked_linears(self.model_runner.model, self.vllm_config.model_config.dtype)
         if self.use_v2_model_runner:
             contract.check_worker(self)
             install(self.model_runner)
@@ -48,6 +55,8 @@ class _SpeculativeWorker:
     def compile_or_warm_up_model(self) -> Any:
         """Warm up as vLLM does, then profile step costs for the scheduler."""
         contract.check_loaded_worker(self)
+        if is_invariant(self.vllm_config):
+            install_decode_shaped_attention(self.model_runner)
         done = super().compile_or_warm_up_model()  # type: ignore[misc]
         try:
             profile_steps(self.model_runner)

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from torch.nn import Module
+
 from forerun.engines.vllm.contract import checks, v1_runner, v2_runner
 from forerun.engines.vllm.contract.private_names import (
     CONFIG,
@@ -35,6 +37,7 @@ from forerun.engines.vllm.contract.private_names import (
 )
 from forerun.engines.vllm.contract.v1_runner import (
     LOGITS_PROCESSORS,
+    V1_INVARIANT,
     V1_LOADED,
     V1_RUNNER,
     V1_RUNNER_OBJECTS,
@@ -55,7 +58,7 @@ from forerun.errors import UnsupportedEngine
 COMMON: Final = (FRONT_END, CONFIG, SCHEDULER, REQUEST, WORKER)
 """The names that an engine uses with both model runners."""
 
-V1: Final = (V1_RUNNER, V1_SPECULATION, V1_LOADED, LOGITS_PROCESSORS)
+V1: Final = (V1_RUNNER, V1_SPECULATION, V1_LOADED, V1_INVARIANT, LOGITS_PROCESSORS)
 V2: Final = (V2_SCHEDULER, V2_RUNNER, V2_DRAFT_MODEL)
 
 ENGINE: Final = (*COMMON, *V1, *V2)
@@ -121,7 +124,7 @@ def _check_v1(worker: Any) -> None:
     """Check the V1 runner, its batch and its logits processors."""
     _raise_if(checks.live_faults(worker, V1_RUNNER_OBJECTS, V1_RUNNER))
     runner = worker.model_runner
-    _raise_if(checks.processor_faults(runner.input_batch.logitsprocs.all, LOGITS_PROCESSORS))
+    _raise_if(checks.object_faults(runner.input_batch.logitsprocs.all, LOGITS_PROCESSORS))
     if runner.speculative_config is not None:
         _raise_if(checks.live_faults(runner, V1_RUNNER_ONLY, V1_SPECULATION))
 
@@ -137,6 +140,11 @@ def check_loaded_worker(worker: Any) -> None:
     """Check a worker that has loaded its model; the V2 runner has been checked then."""
     if isinstance(worker.model_runner, checks.find(v1_runner.MODEL_RUNNER)):
         _raise_if(checks.live_faults(worker.model_runner, V1_RUNNER_ONLY, V1_LOADED))
+
+
+def check_invariant_model(model: Any) -> None:
+    """Check the layers of a model that runs in invariant mode on a CPU."""
+    _raise_if(dict.fromkeys(checks.object_faults(Module.modules(model), V1_INVARIANT)))
 
 
 def _raise_if(faults: Iterable[str]) -> None:

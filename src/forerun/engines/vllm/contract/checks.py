@@ -51,12 +51,13 @@ def live_faults(root: Any, objects: Mapping[str, str], names: PrivateNames) -> I
             yield from (f"{kind} has no {name}" for name in names.live[kind] if not hasattr(obj, name))
 
 
-def processor_faults(processors: Iterable[Any], names: PrivateNames) -> Iterator[str]:
-    """Attributes that logits processors of vLLM do not have."""
-    for processor in processors:
+def object_faults(objects: Iterable[Any], names: PrivateNames) -> Iterator[str]:
+    """Attributes that logits processors or layers of vLLM do not have."""
+    kinds = {kind: find(kind) for kind in names.live}
+    for obj in objects:
         for kind, expected in names.live.items():
-            if isinstance(processor, find(kind)):
-                yield from (f"{kind} has no {name}" for name in expected if not hasattr(processor, name))
+            if isinstance(obj, kinds[kind]):
+                yield from (f"{kind} has no {name}" for name in expected if not hasattr(obj, name))
 
 
 def find(path: str) -> Any:

@@ -89,6 +89,7 @@ CONFIG: Final = PrivateNames(
         "vllm.config.vllm.VllmConfig": (
             "additional_config",
             "instance_id",
+            "lora_config",
             "max_concurrent_batches",
             "model_config",
             "parallel_config",
@@ -101,6 +102,7 @@ CONFIG: Final = PrivateNames(
             "dtype",
             "enable_trace_replay",
             "enforce_eager",
+            "is_moe",
             "model",
             "quantization",
             "tokenizer",

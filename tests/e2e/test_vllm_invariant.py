@@ -1,0 +1,66 @@
+"""In invariant mode, vLLM on a CPU emits the same log-probabilities with and without speculation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from e2e.engines import run_program
+from forerun.config import SpeculationConfig
+from forerun.engines.vllm.launch import engine_arguments
+
+pytest.importorskip("vllm", reason="needs vLLM: make setup")
+
+pytestmark = pytest.mark.e2e
+
+CONFIG = SpeculationConfig(drafters=("suffix",), share_outputs=True, adaptive=False, invariant=True)
+"""Outputs of the non-speculative run are drafts of the speculative one, so most draft tokens are accepted."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two random layers with SmolLM2's shapes, in which kernels choose another reduction for one row."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=2,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=128,
+        initializer_range=0.05,
+    )
+    folder = tmp_path_factory.mktemp("invariant")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def emitted(request: pytest.FixtureRequest, model: Path) -> Any:
+    """The outputs of one engine in all modes."""
+    options = json.dumps(engine_arguments(CONFIG, runner="v1"))
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    return run_program("invariant", model, request.param, options, **environment)
+
+
+def test_output_does_not_depend_on_speculation_or_on_the_batch(emitted: Any) -> None:
+    alone = emitted["outputs"].pop("alone")
+    assert {name for name, each in emitted["outputs"].items() if each == alone} == {
+        "together",
+        "alone, speculative",
+        "together, speculative",
+    }
+    before, after = emitted["accepted"]
+    assert before == 0
+    assert after > 100
+
+
+def test_one_linear_layer_without_blocks_is_detected(emitted: Any) -> None:
+    assert emitted["sabotaged"]["alone"] != emitted["sabotaged"]["together, speculative"]
