@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune parity-v2 test-v2 readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune check-invariant parity-v2 test-v2 readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -62,6 +62,11 @@ bench-load:
 # The recommendation of `forerun tune` against a full sweep: about an hour per prompt file.
 bench-tune:
 	@$(RUN)/python scripts/bench_tune.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Invariant mode of the local engine: output with and without speculation, by drafter and batch, and its cost. One to
+# two hours in bfloat16 without bfloat16 instructions; ARGS="--num-prompts 8 --max-tokens 32" takes minutes.
+check-invariant:
+	@$(RUN)/python scripts/check_invariant.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Output of forerun on vLLM's V2 model runner against stock V2, with Triton's interpreter: about half an hour.
 # ARGS=--quick takes a few minutes, ARGS=--distribution samples the output distribution.

@@ -96,3 +96,16 @@ class SampledTree:
 
     def forget(self, id: str) -> None:
         pass
+
+
+class UnpaddedLinear(torch.nn.Module):
+    """A linear layer that leaves out the padding of its block."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        num_padding = int((rows[0].flip(0) == rows[0, -1]).all(1).cumprod(0).sum()) - 1
+        outputs = self.linear(rows[:, : rows.shape[1] - num_padding])
+        return torch.cat([outputs, outputs[:, -1:].expand(-1, num_padding, -1)], dim=1)

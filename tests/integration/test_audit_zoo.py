@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from forerun.audit.parity.answer_pairs import request_pairs, server_source
 from forerun.audit.parity.near_ties import NearTieReferee
-from forerun.audit.parity.run import compare_greedy, compare_seeded
+from forerun.audit.parity.run import compare_greedy, compare_identical, compare_seeded
 from forerun.audit.report import AuditReport, AuditVerdict
 from forerun.audit.sampled.run import SamplingPlan
 from forerun.servers.completions import Prompt
@@ -112,12 +112,14 @@ def best_alternative(report: AuditReport) -> str:
     return str(max(report.rows, key=lambda row: row["e_value"])["alternative"])
 
 
-def greedy(candidate: ZooServer, referee: NearTieReferee | None) -> AuditVerdict:
+def greedy(candidate: ZooServer, referee: NearTieReferee | None, *, invariant: bool = False) -> AuditVerdict:
     prompts = [Prompt(ids=(*PROMPT, token)) for token in range(VOCAB)]
     with run_server(ZooServer(candidate.target, candidate.draft)) as baseline, run_server(candidate) as url:
         requests = [(prompt, SamplingParams(temperature=0.0)) for prompt in prompts]
         with closing(Endpoint(baseline)) as one, closing(Endpoint(url)) as other:
             pairs = request_pairs(requests, server_source(one), server_source(other), 12, 1)
+            if invariant:
+                return compare_identical("greedy", pairs, lambda _: None).verdict
             return compare_greedy(pairs, referee, lambda _: None).verdict
 
 
@@ -132,6 +134,11 @@ def test_near_ties_are_not_reported_as_identical() -> None:
     found = greedy(zoo_server(Defect.GREEDY_RATIO), wide)
     assert found is AuditVerdict.ROUNDING
     assert found.exit_code == 0
+
+
+def test_servers_in_invariant_mode_get_no_tolerance_for_near_ties() -> None:
+    assert greedy(zoo_server(), None, invariant=True) is AuditVerdict.SAME
+    assert greedy(zoo_server(Defect.GREEDY_RATIO), None, invariant=True) is AuditVerdict.DIFFERENT
 
 
 def test_greedy_differences_without_a_reference_are_no_verdict() -> None:

@@ -25,6 +25,7 @@ from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Result as Output
 from forerun.engines.local.request import Update
 from forerun.errors import InvalidRequest, UnreadableModel
+from forerun.models import loading
 from forerun.models.runner import Runner
 
 CHARACTERS = "abcdef[-]{+}\\\n\t:"
@@ -189,12 +190,12 @@ def test_show_needs_a_tokenizer(tiny_llama: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected", "unexpected"),
     [
-        (["--dtype", "float32"], "output identical", "near-ties"),
-        (["--dtype", "float32", "--temperature", "1", "--seed", "3"], "output identical", "near-ties"),
-        (["--dtype", "float32", "--temperature", "1"], "distribution", "output identical"),
-        (["--dtype", "bfloat16"], "near-ties", "output identical"),
-        (["--dtype", "float16", "--temperature", "1", "--seed", "3"], "near-ties", "output identical"),
-        (["--dtype", "bfloat16", "--drafter", "none"], "non-speculative", "near-ties"),
+        (["--dtype", "float32"], "identical", "near-tie"),
+        (["--dtype", "float32", "--temperature", "1", "--seed", "3"], "identical", "near-tie"),
+        (["--dtype", "float32", "--temperature", "1"], "distribution", "identical"),
+        (["--dtype", "bfloat16"], "near-tie", "identical"),
+        (["--dtype", "float16", "--temperature", "1", "--seed", "3"], "near-tie", "identical"),
+        (["--dtype", "bfloat16", "--drafter", "none"], "non-speculative", "near-tie"),
     ],
 )
 def test_the_summary_states_what_holds_for_the_precision(
@@ -206,6 +207,22 @@ def test_the_summary_states_what_holds_for_the_precision(
     assert expected in summary
     assert unexpected not in summary
     assert options[1] in summary
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"), [([], "float32"), (["--dtype", "bfloat16"], "bfloat16")], ids=["default", "given"]
+)
+def test_the_default_dtype_on_a_cpu_without_bfloat16_is_announced_in_one_line(
+    model: Path, options: list[str], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "has_bfloat16_instructions", lambda: False)
+    loading.load_model(model, torch.bfloat16).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    done = generate(tmp_path, "abcabcab", "--max-tokens", "4", *options)
+    assert done.exit_code == 0, done.output
+    lines = done.stderr.splitlines()
+    assert f"· {dtype}: " in lines[-1]
+    assert sum("bfloat16 instructions" in line for line in lines) == (not options)
 
 
 def test_the_help_states_the_precision_that_identical_tokens_need() -> None:

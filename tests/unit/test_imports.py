@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "forerun"
 LAYERS = (
     {"installation"},
     {"errors"},
-    {"types", "json_records", "rendering"},
+    {"types", "json_records", "rendering", "exactness"},
     {"config", "prompts"},
     {"core"},
     {"models"},

@@ -8,7 +8,8 @@ from forerun.bench.ratios import OVERALL, RatioEstimate
 from forerun.bench.recorded_answer import MAX_STEAL_SHARE
 from forerun.bench.report_tables import INVALID_MARK, mark, setting_title
 from forerun.bench.summary import SystemResult
-from forerun.bench.system_names import FORERUN, FORERUN_SYSTEMS
+from forerun.bench.system_names import AS_SERVED, FORERUN, FORERUN_SYSTEMS
+from forerun.exactness import guarantee
 
 
 def headline(results: Sequence[SystemResult]) -> str:
@@ -21,7 +22,9 @@ def headline(results: Sequence[SystemResult]) -> str:
 
 
 def findings(results: Sequence[SystemResult]) -> list[str]:
-    """Sentences on forerun's speedups, then on failures, different output and steal time of any system."""
+    """Sentences on forerun's speedups and guarantee, then on failures, different output and steal time of any
+    system.
+    """
     sentences = []
     for each in results:
         if each.system == FORERUN and each.overall is not None:
@@ -31,6 +34,7 @@ def findings(results: Sequence[SystemResult]) -> list[str]:
             if limit:
                 text += f"; estimated limit of the accepted draft tokens: {limit}"
             sentences.append(text + ".")
+    sentences += _guarantees(results)
     for each in results:
         if each.num_missing:
             reason = f" ({'; '.join(each.reason.splitlines())})" if each.reason else ""
@@ -49,6 +53,13 @@ def findings(results: Sequence[SystemResult]) -> list[str]:
 def _speedup_text(result: SystemResult, ratio: RatioEstimate) -> str:
     baseline = f"non-speculative {result.baseline}"
     return f"{ratio} times the decoding speed of {baseline}{ratio.significance_note}"
+
+
+def _guarantees(results: Sequence[SystemResult]) -> list[str]:
+    """What holds for forerun's output in the precision that was measured."""
+    precisions = dict.fromkeys(each.precision for each in results if each.system == FORERUN)
+    dtypes = [None if each == AS_SERVED else each for each in precisions]
+    return [f"forerun, {guarantee(dtype, invariant=False)}." for dtype in dtypes]
 
 
 def _disturbed(results: Sequence[SystemResult]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from forerun.bench.provenance import provenance
 from forerun.bench.run import BenchPlan
 from forerun.bench.served_model import ServedModel, cpu_environment, strip_directories, vllm_server_flags
-from forerun.bench.system_names import VLLM
+from forerun.bench.system_names import AS_SERVED, VLLM
 from forerun.bench.systems import System
 
 PACKAGES: Final = (
@@ -32,8 +32,8 @@ def run_facts(
     return {
         **provenance(shlex.join(command), PACKAGES),
         "workload": {
-            "model": model.path.name if model else "as it is served",
-            "dtype": model.dtype if model else "as it is served",
+            "model": model.path.name if model else AS_SERVED,
+            "dtype": model.dtype if model else AS_SERVED,
             "questions": [each.id for each in plan.questions],
             "digest": sha256("\0".join(each.text for each in plan.questions).encode()).hexdigest()[:16],
             "temperatures": list(plan.temperatures),

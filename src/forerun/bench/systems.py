@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from forerun.bench.served_model import ServedModel, server_environment, strip_directories
 from forerun.bench.system_commands import COMMANDS
-from forerun.bench.system_names import LLAMA
+from forerun.bench.system_names import AS_SERVED, LLAMA
 from forerun.errors import ConfigurationError, did_you_mean
 from forerun.servers.processes import Server, started
 
@@ -54,7 +54,7 @@ def find_systems(model: ServedModel | None, names: Sequence[str], baselines: dic
     for given in names:
         name, _, url = given.partition("=")
         if url:
-            found[name] = System(name, baselines.get(name, name), "as it is served", url=url)
+            found[name] = System(name, baselines.get(name, name), AS_SERVED, url=url)
         else:
             for each in _known(name):
                 found.setdefault(each, _start(model, each))

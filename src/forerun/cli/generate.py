@@ -91,10 +91,18 @@ def generate(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="bfloat16, float16 or float32; the model's own if left out."
-            " Output is identical to non-speculative decoding in float32 only."
+            help="bfloat16, float16 or float32. If left out: the checkpoint's own, but float32 for a bfloat16"
+            " checkpoint on a CPU without bfloat16 instructions."
         ),
     ] = None,
+    invariant: Annotated[
+        bool,
+        typer.Option(
+            "--invariant",
+            help="The same output, bit for bit, with and without speculation, in any batch and dtype; on a"
+            " CPU, and slower for few prompts.",
+        ),
+    ] = False,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU if there is one, if left out.")
     ] = None,
@@ -134,8 +142,9 @@ def generate(
     """Continue prompts with speculative decoding: draft tokens are verified several per forward pass.
 
     In float32, greedy and seeded output is identical to non-speculative decoding, and unseeded output has its
-    distribution. In bfloat16 and float16, near-ties of logits can resolve differently when the number of rows
-    in a forward pass changes, so the output may differ from non-speculative decoding there.
+    distribution. In bfloat16 and float16, unless invariant mode is on, near-ties of logits can resolve
+    differently when the number of rows in a forward pass changes, and the output can differ from
+    non-speculative decoding from there on. The last line printed states what holds in the precision used.
 
     Example: `forerun generate MODEL --dtype float32 --prompt "One, two, three, one, two," --show`
     """
@@ -163,6 +172,7 @@ def generate(
                 max_batch=1 if show else concurrency,
                 max_length=max_length,
                 tree=not chain,
+                invariant=invariant,
             )
             if show and llm.tokenizer is None:
                 raise UnreadableModel(f"--show needs a tokenizer, and {model} has none; leave out --show")
@@ -201,10 +211,11 @@ def _prompts(
 
 @contextmanager
 def _startup_progress() -> Iterator[StartupProgress]:
-    """Report one-time work on standard error."""
+    """Report one-time work and the default dtype on standard error."""
     from forerun.cli.startup_progress import startup_progress
 
-    progress = startup_progress(logging.getLogger("forerun.engines.local.startup"))
+    names = ("forerun.engines.local.startup", "forerun.models.loading")
+    progress = startup_progress(*map(logging.getLogger, names))
     with progress as handler:
         yield handler
 

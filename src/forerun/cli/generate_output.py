@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from forerun.cli.console import progress_bar
+from forerun.exactness import guarantee, unseeded_guarantee
 
 if TYPE_CHECKING:
     from forerun.cli.token_display import TokenDisplay
@@ -90,17 +91,11 @@ def _guarantee(llm: LLM, settings: Mapping[str, Any]) -> str:
     dtype = str(llm.engine.target.model.dtype).removeprefix("torch.")
     if not llm.engine.speculator.drafters or settings.get("max_draft") == 0:
         return f"{dtype}: non-speculative decoding"
-    exact = dtype in {"float32", "float64"}
-    if settings.get("temperature", 0.0) > 0 and settings.get("seed") is None:
-        limit = "" if exact else f" up to {dtype} rounding"
-        return f"{dtype}: distribution of non-speculative decoding{limit}"
-    if exact:
-        return f"{dtype}: output identical to non-speculative decoding"
-    differs = "near-ties of logits may resolve differently from non-speculative decoding"
-    return f"{dtype}: {differs}; identical with --dtype float32"
+    is_unseeded = settings.get("temperature", 0.0) > 0 and settings.get("seed") is None
+    return (unseeded_guarantee if is_unseeded else guarantee)(dtype, invariant=llm.invariant)
 
 
-def _summarize(results: Sequence[Result], guarantee: str) -> None:
+def _summarize(results: Sequence[Result], exactness: str) -> None:
     """Print errors and the closing line on standard error."""
     from rich.console import Console
 
@@ -108,7 +103,7 @@ def _summarize(results: Sequence[Result], guarantee: str) -> None:
     for result in results:
         if result.error is not None:
             console.print(f"prompt {int(result.id) + 1}: {result.error}", style="red", markup=False)
-    summary = f"{_counts([result.stats for result in results])} · {guarantee}"
+    summary = f"{_counts([result.stats for result in results])} · {exactness}"
     console.print(summary, style="dim", markup=False)
 
 

@@ -70,6 +70,7 @@ def main(
     """Lossless speculative decoding for vLLM and transformers.
 
     In float32, greedy and seeded outputs are identical to non-speculative decoding, token for token, and
-    other outputs follow the same distribution. In bfloat16 and float16, near-ties of logits can resolve
-    differently when the shape of the batch changes, with and without speculation.
+    other outputs follow the same distribution. In bfloat16 and float16, unless invariant mode is on,
+    near-ties of logits can resolve differently when the number of rows in a forward pass changes, with and
+    without speculation.
     """

@@ -70,13 +70,15 @@ class StartupProgress(logging.Handler):
 
 
 @contextmanager
-def startup_progress(logger: logging.Logger) -> Iterator[StartupProgress]:
-    """Show what this logger reports, at every level, until the block ends."""
-    handler, level = StartupProgress(), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
+def startup_progress(*loggers: logging.Logger) -> Iterator[StartupProgress]:
+    """Show what these loggers report, at every level, until the block ends."""
+    handler, levels = StartupProgress(), [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
     try:
         yield handler
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)

@@ -41,10 +41,23 @@ CORRELATION_LENGTH: Final = 2.0
 """
 
 
-def profile_sizes(max_rows: int) -> list[int]:
-    """Row counts to profile up to `max_rows`: powers of two, and the first row beyond each tile."""
+MAX_PROFILED_STAIRS: Final = 4
+"""Of an engine that computes rows in blocks, each of the first blocks is profiled, then powers of two."""
+
+
+def profile_sizes(max_rows: int, block_rows: int | None = None) -> list[int]:
+    """Row counts to profile up to `max_rows`: powers of two, and the first row beyond each tile.
+
+    For an engine that computes rows in blocks of `block_rows`, the cost is a staircase: the last row of a
+    block and the first of the next one.
+    """
     powers = [2**exponent for exponent in range(max(2, max_rows).bit_length())]
-    return sorted([*powers, *(num + 1 for num in powers[:-1] if num >= TILE_ROWS)])
+    if block_rows is None:
+        return sorted([*powers, *(num + 1 for num in powers[:-1] if num >= TILE_ROWS)])
+    num_blocks = max(2, -(-max_rows // block_rows))
+    stairs = {*range(1, MAX_PROFILED_STAIRS + 1), *powers}
+    ends = sorted(block_rows * num for num in stairs if num <= num_blocks)
+    return sorted([1, *ends, *(end + 1 for end in ends[:-1])])
 
 
 class StepCost:
@@ -89,20 +102,26 @@ class StepCost:
 
     @classmethod
     def profile(
-        cls, measure: Callable[[int], float], max_rows: int, *, time_limited: bool = True
+        cls,
+        measure: Callable[[int], float],
+        max_rows: int,
+        *,
+        block_rows: int | None = None,
+        time_limited: bool = True,
     ) -> StepCost:
         """Profile `measure`, which runs a step with a given number of rows and returns its seconds.
 
         Takes the minimum over a few sweeps, because other load on the machine only adds time. Row counts are
-        powers of two up to `max_rows`, and the first row beyond each tile, where the cost often jumps. The
-        curve is linear between them and extrapolated linearly. Without `time_limited`, slow steps are
-        measured as often as fast ones: distributed ranks must agree on the steps they run.
+        powers of two up to `max_rows`, and the first row beyond each tile, where the cost often jumps; with
+        `block_rows`, the ends of blocks. The curve is linear between them and extrapolated linearly. Without
+        `time_limited`, slow steps are measured as often as fast ones: distributed ranks must agree on the
+        steps they run.
         """
         largest = 2
         measure(1)  # warm-up
         while 2 * largest <= max_rows and (measure(largest) < MAX_STEP_SECONDS or not time_limited):
             largest *= 2
-        rows = profile_sizes(largest)
+        rows = profile_sizes(largest, block_rows)
         repeats: list[list[float]] = []
         while len(repeats) < REPEATS and (np.sum(repeats) < PROFILE_SECONDS or not time_limited):
             repeats.append([measure(num) for num in rows])

@@ -17,16 +17,21 @@ _ROWS_PER_TASK = 2
 """Rows that a thread processes per task."""
 
 _MIN_ROWS_PER_THREAD = 32
-"""A thread is started only if it would get at least this many rows."""
+"""A thread is started only if it would get at least this many rows, unless the caller knows better."""
 
 
-def over_rows(kernel: Callable[..., None], num_rows: int, *args: Any) -> None:
+def over_rows(
+    kernel: Callable[..., None],
+    num_rows: int,
+    *args: Any,
+    min_rows_per_thread: int = _MIN_ROWS_PER_THREAD,
+) -> None:
     """Run kernel(first, last, *args) over all rows, on as many threads as torch uses.
 
     Threads take small tasks and the caller works too: torch's own threads keep spinning briefly after each
     operation, and a thread that shares its core must not delay the others.
     """
-    num_threads = min(torch.get_num_threads(), num_rows // _MIN_ROWS_PER_THREAD)
+    num_threads = min(torch.get_num_threads(), num_rows // min_rows_per_thread)
     tasks = iter(range(0, num_rows, _ROWS_PER_TASK))
 
     def work() -> None:

@@ -8,9 +8,9 @@ key head become additional rows of that head, so that keys are never copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ ATTENTION_NAME: Final = "forerun"
 
 MAX_BATCHED_ROWS: Final = 64
 """Sequences with more rows than this in a forward pass are a block of their own."""
+
+RowAttention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], torch.Tensor]
+"""Attention of rows [rows, heads, size] over all cache rows of a layer, with a factor for the scores."""
 
 _UNSUPPORTED: Final = ("softcap", "s_aux", "sinks", "position_bias")
 """Arguments of some models' attention that this one does not implement."""
@@ -149,19 +152,22 @@ def attend(
     *,
     scaling: float | None = None,
     blocks: Sequence[AttentionBlock] | None = None,
+    attend_rows: RowAttention | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over the blocks of a forward pass; without blocks, transformers' own.
+    """Attention over the blocks of a forward pass, or row by row; without either, transformers' own.
 
     `query` is [1, heads, rows, size]; `key` and `value` are [slots, key heads, length, size], for all slots.
     Returns [1, rows, heads, size].
     """
+    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unsupported and (blocks is not None or attend_rows is not None):
+        raise UnsupportedModel(f"the model's attention needs {', '.join(unsupported)}: not supported")
+    if attend_rows is not None:
+        return attend_rows(query[0].transpose(0, 1), _by_row(key), _by_row(value), scaling)[None], None
     if blocks is None:
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
         return out, None
-    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
-    if unsupported:
-        raise UnsupportedModel(f"the model's attention needs {', '.join(unsupported)}: not supported")
     if blocks[0].is_whole_batch:
         return _attend_block(blocks[0], query, key, value, scaling).transpose(1, 2), None
     rows = query[0].transpose(0, 1)
@@ -190,6 +196,11 @@ def _attend_block(
         scale=scaling,
     )
     return outputs.view(num, heads, width, -1)
+
+
+def _by_row(slots: torch.Tensor) -> torch.Tensor:
+    """All cache rows [cache rows, key heads, size] of a layer, without a copy."""
+    return slots.transpose(1, 2).flatten(0, 1)
 
 
 AttentionInterface.register(ATTENTION_NAME, attend)

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import transformers
 
 from forerun.errors import ConfigurationError, InvalidRequest, UnsupportedModel
 from forerun.models.attention import ATTENTION_NAME, Segment, make_blocks
-from forerun.models.input_rows import NO_ROWS, InputRows, extend_visibility, logit_rows, visibility
+from forerun.models.input_rows import NO_ROWS, InputRows, extend_visibility, visibility
 from forerun.models.kv_cache import SlottedCache
+from forerun.models.packed_rows import PackedRows
 from forerun.models.probe import ModelProbe
-from forerun.types import BoolArray
+from forerun.types import BoolArray, IntArray
 
 _MIN_LENGTH: Final = 8
 
@@ -33,6 +33,9 @@ class Runner:
     computes many sequences in one forward pass; otherwise each sequence has its own. The constructor probes
     the model and raises `UnsupportedModel` if its logits differ from those of an ordinary forward pass.
     """
+
+    block_rows: int | None = None
+    """Rows of a call of the model, if they are fixed (see `InvariantRunner`)."""
 
     def __init__(self, model: Any, *, num_slots: int = 16, max_length: int | None = None) -> None:
         self.model = model
@@ -130,30 +133,31 @@ class Runner:
 
     def _forward_once(self, inputs: Sequence[InputRows]) -> torch.Tensor:
         """One forward pass of the model."""
-        segments = [self._segment(rows) for rows in inputs]
-        blocks = make_blocks(segments, self.model.dtype, self.model.device)
-        slots = np.repeat([segment.slot for segment in segments], [segment.num_rows for segment in segments])
-        cache_rows = np.concatenate(
-            [segment.num_visible - segment.num_rows + np.arange(segment.num_rows) for segment in segments]
-        )
+        rows = PackedRows.of(inputs, [self._segment(each) for each in inputs])
+        began = time.perf_counter()
+        logits = self._compute(rows)
+        self.num_forward_passes += 1
+        self.seconds += time.perf_counter() - began
+        for segment in rows.segments:
+            self._visible[segment.slot] = extend_visibility(self._visible[segment.slot], segment.visible)
+        return logits
+
+    def _compute(self, rows: PackedRows) -> torch.Tensor:
+        """Call the model; returns the requested logits."""
+        blocks = make_blocks(rows.segments, self.model.dtype, self.model.device)
         if not self._batched:
             self.cache.set_view(*blocks[0].slots, blocks[0].length)
-        wanted = logit_rows(inputs)
-        began = time.perf_counter()
-        with self.cache.writing_to(slots, cache_rows):
+        wanted = rows.wanted
+        with self.cache.writing_to(rows.slots, rows.cache_rows):
             out = self.model(
-                input_ids=self._concatenate([np.asarray(rows.tokens) for rows in inputs]),
-                position_ids=self._concatenate([segment.positions for segment in segments]),
+                input_ids=self._tensor(rows.tokens),
+                position_ids=self._tensor(rows.positions),
                 attention_mask=blocks[0].mask,
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=torch.from_numpy(wanted).to(self.model.device) if len(wanted) else 1,
                 **({"blocks": blocks} if self._batched else {}),
             )
-        self.num_forward_passes += 1
-        self.seconds += time.perf_counter() - began
-        for segment in segments:
-            self._visible[segment.slot] = extend_visibility(self._visible[segment.slot], segment.visible)
         logits: torch.Tensor = out.logits[0, : len(wanted)]
         return logits
 
@@ -166,9 +170,9 @@ class Runner:
             )
         return segment
 
-    def _concatenate(self, numbers: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
-        """One tensor [1, rows] of all inputs."""
-        return torch.from_numpy(np.concatenate(numbers).astype(np.int64))[None].to(self.model.device)
+    def _tensor(self, numbers: IntArray) -> torch.Tensor:
+        """One number per row as a tensor [1, rows] on the model's device."""
+        return torch.from_numpy(numbers)[None].to(self.model.device)
 
     def _try_batched(self, probe: ModelProbe) -> bool:
         """Set forerun's attention if the model supports it and its logits stay the same."""

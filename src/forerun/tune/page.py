@@ -55,6 +55,7 @@ def as_values(advice: Recommendation) -> dict[str, Any]:
         "config": advice.config.model_dump(mode="json", exclude_defaults=True),
         "paragraph": advice.paragraph(),
         "baseline_speed": advice.baseline_speed,
+        "dtype": advice.dtype,
         "vllm_flags": [strip_directories(each) for each in advice.vllm_flags],
         "predicted_speedup": advice.best.speedup.value,
         "predicted_speedup_interval": [advice.best.speedup.low, advice.best.speedup.high],

@@ -9,6 +9,8 @@ from typing import Final
 from forerun.bench.ratios import RatioEstimate
 from forerun.config import SpeculationConfig
 from forerun.core.theory import best_gamma, speedup
+from forerun.engines.vllm.flags import has_flag
+from forerun.exactness import guarantee
 from forerun.tune.measure import Measured
 from forerun.tune.predict import MIN_SPEEDUP, NO_SPECULATION, Choice, Prediction
 
@@ -22,7 +24,7 @@ WIDE_INTERVAL: Final = 0.15
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """The best prediction, all predictions, and the measured run of the best one on some of the prompts, for
-    which `predicted` was predicted. The servers ran with `vllm_flags`.
+    which `predicted` was predicted. The servers ran with `vllm_flags`, in `dtype` as far as it is known.
     """
 
     best: Prediction
@@ -33,6 +35,7 @@ class Recommendation:
     baseline_speed: float
     predicted: RatioEstimate = NO_SPECULATION.speedup
     vllm_flags: tuple[str, ...] = ()
+    dtype: str | None = None
 
     @property
     def choice(self) -> Choice:
@@ -50,6 +53,11 @@ class Recommendation:
         if self.best is NO_SPECULATION:
             return False
         return self.measured is None or self.measured.speedup.value >= MIN_SPEEDUP
+
+    @property
+    def is_invariant(self) -> bool:
+        """Whether the servers ran in invariant mode."""
+        return self.config.invariant or has_flag(self.vllm_flags, "--invariant")
 
     def headline(self) -> str:
         """The recommendation with the measured speedup."""
@@ -88,7 +96,7 @@ class Recommendation:
         return (
             f"Use {self.best.choice.name}. {baseline} With it, {measured};"
             f" {found.draft_tokens_per_step:.1f} draft tokens and {found.tokens_per_step:.2f} tokens per"
-            f" step. {identical}."
+            f" step. {identical}. Precision {guarantee(self.dtype, invariant=self.is_invariant)}."
             + (" The interval is wide: use more prompts to narrow it." if _is_wide(found.speedup) else "")
         )
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from forerun.bench.served_model import ServedModel, vllm_server_flags
 from forerun.config import SpeculationConfig
+from forerun.engines.vllm.precision import served_dtype
 from forerun.servers.endpoint import Endpoint
 from forerun.tune.measure import Measured, measure, measure_baseline, prediction_from_run, serving, warm_up
 from forerun.tune.predict import (
@@ -53,7 +54,17 @@ def recommend(
     predicted = chosen.speedup if is_known else predict(chosen.choice, baseline.select(validation)).speedup
     num = len(prompts.questions)
     flags = tuple(vllm_server_flags(model))
-    return Recommendation(chosen, predictions, measured, dict(baseline.costs), num, speed, predicted, flags)
+    return Recommendation(
+        chosen,
+        predictions,
+        measured,
+        dict(baseline.costs),
+        num,
+        speed,
+        predicted,
+        flags,
+        served_dtype(str(model.path), flags),
+    )
 
 
 def _measure(

@@ -17,7 +17,8 @@ class SamplingParams:
     """Sampling settings of a request, with the semantics of vLLM's sampler.
 
     With a `seed`, speculative decoding emits exactly the tokens of non-speculative decoding with that seed in
-    float32; in lower precision up to near-ties, which change with the number of rows in a forward pass.
+    float32; in lower precision up to near-ties, which change with the number of rows in a forward pass unless
+    invariant mode is on.
     Values that vLLM's front end rounds or clamps before sampling are taken as given here; engines apply that
     step themselves.
 

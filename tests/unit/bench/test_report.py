@@ -185,6 +185,19 @@ def test_different_output_is_marked_at_every_speed_and_in_every_report(
     assert INVALID_MARK not in markdown(summarise(record))  # no mark without a difference
 
 
+@pytest.mark.parametrize(
+    ("precision", "is_exact"), [("float32", True), ("bfloat16", False), ("as it is served", False)]
+)
+def test_the_findings_state_what_holds_in_the_precision(
+    record: BenchRecord, precision: str, is_exact: bool
+) -> None:
+    systems = FACTS["systems"] | {"forerun": FACTS["systems"]["forerun"] | {"precision": precision}}
+    record.runs = [FACTS | {"systems": systems}]
+    (sentence,) = [each for each in findings(summarise(record)) if each.startswith("forerun, ")]
+    assert ("identical" in sentence) == is_exact
+    assert ("near-tie" in sentence) == (not is_exact)
+
+
 def test_undecided_differences_have_their_own_mark(record: BenchRecord) -> None:
     doubtful = summarise(sabotaged(record, "undecided"))
     (row,) = [line for line in markdown(doubtful).splitlines() if "forerun" in line]

@@ -45,3 +45,13 @@ def test_candidates_are_ordered_by_survival_and_parents_precede_children(
         assert stated[earlier] > stated[later] - 1.01 / NUM_SURVIVAL_LEVELS
     falling = np.cumprod(np.array(stated))  # a chain: survival never increases
     assert order_by_survival(falling, np.ones(len(stated), dtype=bool)).tolist() == list(range(len(stated)))
+
+
+def test_rows_of_a_block_that_is_paid_for_are_free() -> None:
+    survivals = np.array([0.9, 0.5, 0.2, 0.1, 0.05, 0.04, 0.03, 0.03, 0.03])
+    staircase = (np.array([1.0, 8.0, 9.0, 16.0]), np.array([1.0, 1.0, 2.0, 2.0]))
+    num, _ = num_worth_verifying(survivals, 1.0, 1, staircase, 1.0, 0.0)
+    assert num == 7
+    slope = (np.array([1.0, 16.0]), np.array([1.0, 2.0]))
+    num, _ = num_worth_verifying(survivals, 1.0, 1, slope, 1.0, 0.0)
+    assert num == 4

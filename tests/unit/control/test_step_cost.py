@@ -38,6 +38,12 @@ def test_profiling_takes_the_fastest_of_several_sweeps() -> None:
     assert cost.at(1) == pytest.approx(0.001)
 
 
+def test_the_cost_of_blocks_is_a_staircase() -> None:
+    cost = StepCost.profile(lambda rows: 0.001 * -(-rows // 8), max_rows=64, block_rows=8)
+    assert cost.rows.tolist() == [1, 8, 9, 16, 17, 24, 25, 32, 33, 64]
+    assert [round(1e3 * cost.at(rows)) for rows in (1, 5, 8, 9, 16, 17, 32, 33)] == [1, 1, 1, 2, 2, 3, 4, 5]
+
+
 def test_a_slow_step_is_measured_once_and_ends_the_curve() -> None:
     calls: list[int] = []
 

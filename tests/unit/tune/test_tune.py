@@ -140,15 +140,30 @@ def test_the_choice_with_fewer_requirements_wins_unless_another_is_clearly_faste
     assert best([worse, own]) is own, "with equal requirements the faster one wins"
 
 
-def advice(gain: float, predicted: float, spread: float = 0.05, **given: int) -> Recommendation:
+def advice(
+    gain: float, predicted: float, spread: float = 0.05, dtype: str | None = "float32", **given: int
+) -> Recommendation:
     chosen = Prediction(
         lookup_choices()[1], RatioEstimate(predicted, 0.9 * predicted, 1.1 * predicted), 3.0, 4.0, (0.5, 0.25)
     )
     interval = RatioEstimate(gain, (1 - spread) * gain, (1 + spread) * gain)
     measured = Measured(interval, 30 * gain, 30.0, 3.0, 4.0, given.get("num_identical", 12), 12)
     return Recommendation(
-        chosen, [chosen], measured, FLAT, 24, 30.0, sure(predicted + 0.1), ("--enforce-eager",)
+        chosen, [chosen], measured, FLAT, 24, 30.0, sure(predicted + 0.1), ("--enforce-eager",), dtype
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_exact"), [("float32", True), ("bfloat16", False), ("float16", False), (None, False)]
+)
+def test_the_paragraph_promises_what_holds_in_the_dtype(dtype: str | None, is_exact: bool) -> None:
+    found = advice(2.4, 2.5, dtype=dtype)
+    assert ("near-tie" not in found.paragraph()) == is_exact
+    assert (dtype or "float16") in found.paragraph()
+    assert as_values(found)["dtype"] == dtype
+    invariant = replace(found, vllm_flags=("--invariant",)).paragraph()
+    assert "bit for bit" in invariant
+    assert "near-tie" not in invariant
 
 
 def test_the_paragraph_has_the_choice_and_every_ratio_with_its_interval() -> None:

@@ -154,6 +154,38 @@ def compare_seeded(
     )
 
 
+def compare_identical(
+    audit: str, pairs: Iterable[AnswerPair], progress: Callable[[int], None]
+) -> AuditReport:
+    """Report every difference as a fault, for servers in invariant mode, where rounding explains none."""
+    rows: list[dict[str, Any]] = []
+
+    def compare(pair: AnswerPair) -> None:
+        row = _row(pair, len(rows) + 1)
+        rows.append(row if pair.position is None else row | {"finding": "difference"})
+
+    unfinished = _each(pairs, compare, progress)
+    num_differing = sum(row["finding"] != "same" for row in rows)
+    if num_differing:
+        finding, reason = (
+            AuditVerdict.DIFFERENT,
+            f"{num_differing} of {len(rows)} outputs differ; in invariant mode rounding explains none",
+        )
+    elif unfinished or not rows:
+        finding, reason = AuditVerdict.NO_VERDICT, _unfinished(unfinished, len(rows))
+    else:
+        finding, reason = AuditVerdict.SAME, f"all {len(rows)} outputs are identical, token for token"
+    return AuditReport(
+        audit=audit,
+        verdict=finding,
+        reason=reason,
+        rows=tuple(rows),
+        columns={key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")},
+        num_samples=len(rows),
+        details={"num_tokens": sum(row["num_tokens"] for row in rows)},
+    )
+
+
 def _each(
     pairs: Iterable[AnswerPair], compare: Callable[[AnswerPair], None], progress: Callable[[int], None]
 ) -> str:

@@ -15,6 +15,7 @@ from forerun.cli.audit.options import (
     Candidate,
     Concurrency,
     DialectName,
+    Invariant,
     MaxTokens,
     Model,
     NumPrompts,
@@ -68,6 +69,7 @@ def greedy(
             rich_help_panel=TEST,
         ),
     ] = None,
+    invariant: Invariant = False,
     concurrency: Concurrency = 1,
     model: Model = None,
     api_key: ApiKey = "none",
@@ -78,10 +80,11 @@ def greedy(
 ) -> None:
     """Compare outputs at temperature 0 token by token, and classify every first difference.
 
-    In float32, speculation leaves every token identical. In bfloat16 and float16, rounding depends on the
-    shape of a batch, and two tokens whose logits are nearly equal can swap: a near-tie. The audit calls a
-    difference a near-tie if the gap of the two logits, in float32, is within the rounding error of the
-    servers' dtype. Any other difference is a fault.
+    In float32, speculation leaves every token identical. In bfloat16 and float16, unless the server runs in
+    invariant mode, rounding depends on the shape of a batch, and two tokens whose logits are nearly equal can
+    swap: a near-tie. The audit calls a difference a near-tie if the gap of the two logits, in float32, is
+    within the rounding error of the servers' dtype. Any other difference is a fault; with --invariant, every
+    difference is.
 
     Exit code 0: identical, or near-ties only (the verdict names which). 1: a difference. 2: no verdict, also
     after Ctrl-C.
@@ -90,7 +93,7 @@ def greedy(
     """
     from forerun.audit.parity.answer_pairs import request_pairs, server_source
     from forerun.audit.parity.near_ties import NearTieReferee
-    from forerun.audit.parity.run import compare_greedy
+    from forerun.audit.parity.run import compare_greedy, compare_identical
     from forerun.audit.prompts import read_prompts
     from forerun.servers.endpoint import fault_notes
     from forerun.types import SamplingParams
@@ -115,7 +118,10 @@ def greedy(
         )
         with progress_bar("comparing", len(requests)) as progress:
             pairs = request_pairs(requests, source, server_source(candidate_server), max_tokens, concurrency)
-            report = compare_greedy(pairs, referee, progress)
+            if invariant:
+                report = compare_identical("greedy", pairs, progress)
+            else:
+                report = compare_greedy(pairs, referee, progress)
         report = replace(
             report,
             notes=(*report.notes, *fault_notes(candidate_server, baseline_server)),
@@ -125,6 +131,7 @@ def greedy(
                 "model": candidate_server.model,
                 "reference": name,
                 "precision": precisions,
+                "invariant": invariant,
                 "max_tokens": max_tokens,
                 "concurrency": concurrency,
             },

@@ -115,6 +115,14 @@ ReferenceModel = Annotated[
         rich_help_panel=TEST,
     ),
 ]
+Invariant = Annotated[
+    bool,
+    typer.Option(
+        "--invariant",
+        help="Both servers run in invariant mode: no difference is allowed for rounding.",
+        rich_help_panel=TEST,
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens per output.", rich_help_panel=REQUESTS)]
 Concurrency = Annotated[
     int, typer.Option(min=1, max=64, help="Requests in flight.", rich_help_panel=REQUESTS)

@@ -18,6 +18,7 @@ from forerun.cli.audit.options import (
     DialectName,
     Epsilon,
     ErrorRate,
+    Invariant,
     MaxTokens,
     Model,
     NumPrompts,
@@ -63,6 +64,7 @@ def seeded(
     ] = 0,
     error_rate: ErrorRate = 0.05,
     epsilon: Epsilon = None,
+    invariant: Invariant = False,
     concurrency: Concurrency = 1,
     model: Model = None,
     api_key: ApiKey = "none",
@@ -74,7 +76,8 @@ def seeded(
     """Compare outputs sampled with the same seeds, for servers that promise identical tokens.
 
     Rounding shifts distributions slightly, in bfloat16 and float16 more than in float32, so a few outputs may
-    differ. The audit reports a difference if outputs differ more often than rounding explains.
+    differ. The audit reports a difference if outputs differ more often than rounding explains; with
+    --invariant, if any output differs.
 
     Exit code 0: identical, or no more differences than rounding explains. 1: a difference. 2: no verdict,
     also after Ctrl-C.
@@ -83,7 +86,7 @@ def seeded(
     """
     from forerun.audit.parity.answer_pairs import request_pairs, server_source
     from forerun.audit.parity.divergence_rate import can_emit
-    from forerun.audit.parity.run import compare_seeded
+    from forerun.audit.parity.run import compare_identical, compare_seeded
     from forerun.audit.prompts import read_prompts
     from forerun.audit.sampled.against_model import TokenReader
     from forerun.servers.endpoint import fault_notes
@@ -107,7 +110,10 @@ def seeded(
                 else partial(can_emit, reference_model, TokenReader(reference_model))
             )
             allowance = _allowance(baseline_server, epsilon)
-            report = compare_seeded(pairs, allowance, possible, error_rate, progress)
+            if invariant:
+                report = compare_identical("seeded", pairs, progress)
+            else:
+                report = compare_seeded(pairs, allowance, possible, error_rate, progress)
         report = replace(
             report,
             notes=(*report.notes, *fault_notes(candidate_server, baseline_server)),
@@ -120,6 +126,7 @@ def seeded(
                 "num_seeds": num_seeds,
                 "settings": candidate_server.dialect.settings(sampling),
                 "concurrency": concurrency,
+                "invariant": invariant,
             },
         )
         finish(report, as_json=as_json, page=output)

@@ -17,6 +17,7 @@ from forerun.engines.local.request import Request, Result, Update, request_facto
 from forerun.engines.local.startup import log_compilation
 from forerun.engines.local.trace_writer import TraceWriter
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
+from forerun.models.invariant_runner import InvariantRunner
 from forerun.models.loading import (
     get_eos_token_ids,
     load_model,
@@ -39,15 +40,18 @@ class LLM:
     """A loaded model that generates with speculative decoding.
 
     `model` is a directory, a name, or a transformers model (pass its `tokenizer` too, to use text). A model
-    by name is loaded in `dtype`, by default that of its checkpoint, onto `device`, by default a GPU if there
-    is one; with a model object, both raise `ConfigurationError`. Memory for `max_batch` requests of
-    `max_length` tokens is allocated at the start. With `tree` off, drafts are chains. `config` has every
-    other setting of speculation; `drafter` takes precedence over its drafters unless it is `auto`.
+    by name is loaded onto `device`, by default a GPU if there is one, in `dtype`, by default that of its
+    checkpoint, but float32 for a bfloat16 checkpoint on a CPU without bfloat16 instructions; with a model
+    object, both raise `ConfigurationError`. Memory for `max_batch` requests of `max_length` tokens is
+    allocated at the start. With `tree` off, drafts are chains. `config` has every other setting of
+    speculation; `drafter` takes precedence over its drafters unless it is `auto`.
 
     In float32, greedy and seeded output is identical to non-speculative decoding, token for token, and
     unseeded output has its distribution. In bfloat16 and float16, logits change in their last bits with the
     number of rows in a forward pass, so near-ties can resolve differently and the output may differ from
-    non-speculative decoding there.
+    non-speculative decoding there. With `invariant`, or that key of `config`, logits depend on the tokens of
+    their own request alone, bit for bit: output is the same with and without speculation and in any batch, in
+    every dtype. A forward pass then costs the time of at least 16 rows; it needs a CPU.
     """
 
     def __init__(  # noqa: PLR0913  (keyword settings of the public API)
@@ -61,6 +65,7 @@ class LLM:
         max_batch: int = 16,
         max_length: int | None = None,
         tree: bool = True,
+        invariant: bool = False,
         config: SpeculationConfig | None = None,
     ) -> None:
         by_name = isinstance(model, str | Path)
@@ -73,7 +78,9 @@ class LLM:
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
         config, given, default_drafters = resolve_drafters(drafter, config or SpeculationConfig())
         with log_compilation():
-            runner = Runner(target, num_slots=max_batch, max_length=max_length or DEFAULT_MAX_LENGTH)
+            self.invariant = invariant or config.invariant
+            make_runner = InvariantRunner if self.invariant else Runner
+            runner = make_runner(target, num_slots=max_batch, max_length=max_length or DEFAULT_MAX_LENGTH)
             self.engine = Engine(
                 runner,
                 self._drafters(config, given, runner, tree),
@@ -192,7 +199,7 @@ def generate(
 ) -> list[Result]: ...
 
 
-def generate(
+def generate(  # noqa: PLR0913  (keyword settings of the public API)
     model: str | Path | Any,
     prompts: str | Sequence[PromptLike],
     drafter: DrafterSpec = "auto",
@@ -201,13 +208,15 @@ def generate(
     device: str | None = None,
     tokenizer: Any = None,
     max_length: int | None = None,
+    invariant: bool = False,
     config: SpeculationConfig | None = None,
     **settings: Any,
 ) -> Result | list[Result]:
     """Load a model, generate outputs, and free it; `LLM` keeps it loaded and documents the arguments.
 
     `settings` are those of `LLM.generate`. Greedy and seeded output is identical to non-speculative decoding
-    in float32; in bfloat16 and float16 near-ties of logits can resolve differently.
+    in float32 and with `invariant`; otherwise in bfloat16 and float16 near-ties of logits can resolve
+    differently.
     """
     llm = LLM(
         model,
@@ -216,6 +225,7 @@ def generate(
         device=device,
         tokenizer=tokenizer,
         max_length=max_length,
+        invariant=invariant,
         config=config,
     )
     return llm.generate(prompts, **settings)

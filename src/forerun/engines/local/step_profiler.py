@@ -27,13 +27,18 @@ def load_or_profile_cost(target: Runner, max_draft: int) -> StepCost:
     key = cost_cache.cache_key(engine="local", model=target.description, widest=max_rows, threads=threads)
     cost = cost_cache.load(key)
     if cost is None:
-        cost = profile_step_cost(target.time_forward, max_rows)
+        cost = profile_step_cost(target.time_forward, max_rows, target.block_rows)
         cost_cache.save(key, cost)
     return cost
 
 
-def profile_step_cost(seconds: Callable[[int], float], max_rows: int) -> StepCost:
-    """Measure the step-cost curve up to `max_rows` rows; `seconds` times one forward pass of that many."""
+def profile_step_cost(
+    seconds: Callable[[int], float], max_rows: int, block_rows: int | None = None
+) -> StepCost:
+    """Measure the step-cost curve up to `max_rows` rows; `seconds` times one forward pass of that many.
+
+    An engine that computes rows in blocks gives their size.
+    """
     began = time.perf_counter()
     num_forward_passes = 0
 
@@ -44,7 +49,7 @@ def profile_step_cost(seconds: Callable[[int], float], max_rows: int) -> StepCos
         return seconds(rows)
 
     logger.info("profiling step costs of the model (once per model, machine and batch size)")
-    cost = StepCost.profile(timed, max_rows)
+    cost = StepCost.profile(timed, max_rows, block_rows=block_rows)
     logger.info(
         "profiled step costs: %d forward passes of up to %d rows in %.1f s",
         num_forward_passes,
