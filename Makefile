@@ -68,7 +68,7 @@ bench-tune:
 check-invariant:
 	@$(RUN)/python scripts/check_invariant.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# Output of forerun on vLLM's V2 model runner against stock V2, with Triton's interpreter: about half an hour.
+# Output of forerun on vLLM's V2 model runner against stock V2, with Triton's interpreter: about 40 minutes on two cores.
 # ARGS=--quick takes a few minutes, ARGS=--distribution samples the output distribution.
 parity-v2:
 	@OMP_NUM_THREADS=1 $(RUN)/python scripts/parity_v2.py $(ARGS)

@@ -73,6 +73,7 @@ class Scripted:
 
     def __init__(self, *steps: tuple[str, int, str]) -> None:
         self.tokenizer = make_tokenizer()
+        self.invariant = False
         model = SimpleNamespace(dtype=torch.float32)
         self.engine = SimpleNamespace(
             target=SimpleNamespace(model=model), speculator=SimpleNamespace(drafters={"scripted": None})

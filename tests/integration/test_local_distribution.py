@@ -1,7 +1,7 @@
 """The distribution of the first three sampled tokens of the local engine, against exact probabilities.
 
 A chi-square test with 12,000 samples, a size fixed beforehand, and a false-alarm rate of 1e-4. The sabotaged
-twin must fail it by far with a quarter of the samples.
+twin must fail it by far with half of the samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from integration.local_models import VOCAB, generate, make_drafters, make_engine
 
 PROMPT = (3, 1, 4, 1, 5)
 SAMPLES, ERROR = 12_000, 1e-4
-SABOTAGED_SAMPLES = SAMPLES // 4
+SABOTAGED_SAMPLES = SAMPLES // 2
 SAMPLING = SamplingParams(temperature=0.9, top_k=10)
 
 

@@ -75,12 +75,13 @@ def test_an_unwritable_cache_is_logged(log: Any, tmp_path: Path, monkeypatch: py
     assert "not cached" in log.messages[-1]
 
 
-def test_the_cache_key_depends_on_cores_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_key_depends_on_cores_threads_runner_and_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(
         model_config=SimpleNamespace(model="m", dtype="float32", quantization=None, enforce_eager=True),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
         scheduler_config=SimpleNamespace(max_num_seqs=8),
         use_v2_model_runner=False,
+        additional_config={},
     )
     names = set()
     for cores, binding in (("2", ""), ("1", ""), ("2 1", ""), ("2", "0-1")):
@@ -89,4 +90,6 @@ def test_the_cache_key_depends_on_cores_and_threads(monkeypatch: pytest.MonkeyPa
         names.add(step_profiler._cache_key(config))
     config.use_v2_model_runner = True
     names.add(step_profiler._cache_key(config))
-    assert len(names) == 5
+    config.additional_config = {"forerun": {"invariant": True}}
+    names.add(step_profiler._cache_key(config))
+    assert len(names) == 6
