@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from e2e.engines import run_program
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
+from random_models import random_llama
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup")
 
@@ -24,21 +24,8 @@ CONFIG = SpeculationConfig(drafters=("suffix",), share_outputs=True, adaptive=Fa
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two random layers with SmolLM2's shapes, in which kernels choose another reduction for one row."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=2,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=128,
-        initializer_range=0.05,
-    )
     folder = tmp_path_factory.mktemp("invariant")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    random_llama(1024, (576, 1536), (9, 3), max_length=128, spread=0.05).save_pretrained(folder)
     return folder
 
 

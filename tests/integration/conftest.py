@@ -5,22 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+
+from random_models import random_llama
 
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> Any:
     """A random float32 Llama with a vocabulary of 16: fast, with output that is hard to predict."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
-    config = transformers.LlamaConfig(
-        vocab_size=16,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.4,
-    )
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config).eval()
+    pytest.importorskip("transformers", reason="needs the extra `local`")
+    return random_llama(16, (32, 64), (4, 2), max_length=256, spread=0.4)

@@ -24,6 +24,7 @@ from forerun.models.row_attention import RowContexts, attend_rows
 from forerun.models.runner import Runner
 from forerun.types import Drafter, SamplingParams
 from integration.local_models import UnpaddedLinear, generate, make_draft_model
+from random_models import random_llama
 
 VOCAB = 64
 DTYPES = [torch.float32, torch.bfloat16]
@@ -34,19 +35,8 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, 40)
 @pytest.fixture(scope="module")
 def llama() -> Any:
     """Wide enough that the kernels of linear layers depend on the number of rows."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `local`")
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.12,
-    )
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config).eval()
+    pytest.importorskip("transformers", reason="needs the extra `local`")
+    return random_llama(VOCAB, (192, 512), (6, 2), max_length=256, spread=0.12)
 
 
 def runner_of(llama: Any, dtype: torch.dtype) -> InvariantRunner:

@@ -24,6 +24,8 @@ COLUMNS = {
     "bound": "near-tie up to",
 }
 
+_COLUMNS_WITHOUT_GAPS = {key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")}
+
 _SEEDED_NOTE = (
     "with the same noise, two servers sample different tokens where rounding shifts their distributions;"
     " expect identical tokens only if both compute in float32"
@@ -140,13 +142,12 @@ def compare_seeded(
         )
     else:
         finding, reason = AuditVerdict.SAME, f"all {len(rows)} outputs are identical, token for token"
-    columns = {key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")}
     return AuditReport(
         audit="seeded",
         verdict=finding,
         reason=reason,
         rows=tuple(rows),
-        columns=columns | {"epsilon": "rounding <="},
+        columns=_COLUMNS_WITHOUT_GAPS | {"epsilon": "rounding <="},
         e_value=power_of_ten(bets.evidence),
         num_samples=len(rows),
         notes=(_SEEDED_NOTE,) if num_differing else (),
@@ -180,7 +181,7 @@ def compare_identical(
         verdict=finding,
         reason=reason,
         rows=tuple(rows),
-        columns={key: title for key, title in COLUMNS.items() if key not in ("gap", "bound")},
+        columns=_COLUMNS_WITHOUT_GAPS,
         num_samples=len(rows),
         details={"num_tokens": sum(row["num_tokens"] for row in rows)},
     )
