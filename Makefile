@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune check-invariant parity-v2 test-v2 readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -67,6 +67,10 @@ bench-tune:
 # two hours in bfloat16 without bfloat16 instructions; ARGS="--num-prompts 8 --max-tokens 32" takes minutes.
 check-invariant:
 	@$(RUN)/python scripts/check_invariant.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# The same in vLLM on a CPU: ten minutes. ARGS=--ordinary runs without the mode, for its cost.
+check-invariant-vllm:
+	@$(RUN)/python scripts/check_invariant_vllm.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Output of forerun on vLLM's V2 model runner against stock V2, with Triton's interpreter: about 40 minutes on two cores.
 # ARGS=--quick takes a few minutes, ARGS=--distribution samples the output distribution.

@@ -2,8 +2,9 @@
 
 Prints one JSON line per cell and appends it to the record, if one is given; an interrupted run continues
 there. `num_identical` compares with non-speculative decoding of single requests in the same mode. The cell
-`sabotaged` runs one linear layer without blocks and must differ. Ordinary cells give the cost of the mode.
-The exit code is 1 if an invariant cell differs, or if the sabotaged one does not.
+`sabotaged` runs one linear layer with a kernel that depends on the number of rows, and must differ. Ordinary
+cells give the cost of the mode. The exit code is 1 if an invariant cell differs, or if the sabotaged one does
+not.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from e2e.questions import read_questions
 from forerun import LLM
 from forerun.bench.provenance import provenance
-from integration.local_models import UnpaddedLinear
+from forerun.models.loading import load_model
+from integration.local_models import OwnLinear
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -70,8 +72,8 @@ def run(cell: Cell, model: Path, dtype: str, prompts: list[Any], max_tokens: int
         invariant=cell.mode != "ordinary",
     )
     if cell.mode == "sabotaged":
-        layer = llm.engine.target.model.model.layers[0].mlp
-        layer.down_proj = UnpaddedLinear(layer.down_proj)
+        original = load_model(model, llm.engine.target.model.dtype).model.layers[0].mlp.down_proj
+        llm.engine.target.model.model.layers[0].mlp.down_proj = OwnLinear.of(original)
     began = time.perf_counter()
     results = llm.generate(prompts, max_tokens=max_tokens, **SETTINGS[cell.settings])
     seconds = time.perf_counter() - began

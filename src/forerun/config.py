@@ -76,9 +76,10 @@ class SpeculationConfig(BaseModel):
         default=1.0,
         description="below 1 lossy: no token is more than 1/lenience times as likely as without",
     )
-    invariant: bool = Field(
-        default=False,
-        description="logits of a position do not depend on the batch or on speculation, bit for bit",
+    invariant: bool | None = Field(
+        default=None,
+        description="logits of a position do not depend on the batch or on speculation, bit for bit (default:"
+        " on in the local engine in float32 on CPUs with MKL, off elsewhere)",
     )
 
     def __init__(self, **values: Any) -> None:

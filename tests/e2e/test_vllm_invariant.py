@@ -12,6 +12,7 @@ from e2e.engines import run_program
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
 from random_models import random_llama
+from v2_bench.processes import run_on_bench
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup")
 
@@ -29,12 +30,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("v1", "bfloat16"),
+        pytest.param(("v1", "float32"), marks=pytest.mark.full),
+        ("v2", "float32"),
+        pytest.param(("v2", "bfloat16"), marks=pytest.mark.full),
+    ],
+    ids="-".join,
+)
 def emitted(request: pytest.FixtureRequest, model: Path) -> Any:
-    """The outputs of one engine in all modes."""
+    """The outputs of one engine in all modes; on V2 with async scheduling."""
+    runner, dtype = request.param
+    if runner == "v2":
+        options = json.dumps(engine_arguments(CONFIG, runner="v2", asynchronous=True))
+        return run_on_bench("invariant", model, dtype, options)
     options = json.dumps(engine_arguments(CONFIG, runner="v1"))
-    environment = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
-    return run_program("invariant", model, request.param, options, **environment)
+    return run_program("invariant", model, dtype, options, VLLM_USE_V2_MODEL_RUNNER="0")
 
 
 def test_output_does_not_depend_on_speculation_or_on_the_batch(emitted: Any) -> None:

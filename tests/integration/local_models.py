@@ -98,14 +98,12 @@ class SampledTree:
         pass
 
 
-class UnpaddedLinear(torch.nn.Module):
-    """A linear layer that leaves out the padding of its block."""
+class OwnLinear(torch.nn.Linear):
+    """A linear layer that keeps its weights as they are in invariant mode: its kernel depends on the rows."""
 
-    def __init__(self, linear: torch.nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        num_padding = int((rows[0].flip(0) == rows[0, -1]).all(1).cumprod(0).sum()) - 1
-        outputs = self.linear(rows[:, : rows.shape[1] - num_padding])
-        return torch.cat([outputs, outputs[:, -1:].expand(-1, num_padding, -1)], dim=1)
+    @classmethod
+    def of(cls, linear: torch.nn.Linear) -> OwnLinear:
+        """A layer with the weights of another."""
+        own = cls(linear.in_features, linear.out_features, linear.bias is not None, dtype=linear.weight.dtype)
+        own.load_state_dict(linear.state_dict())
+        return own

@@ -20,15 +20,16 @@ from forerun.engines.local.request import Request
 from forerun.errors import ConfigurationError, UnsupportedModel
 from forerun.models.input_rows import COMMITTED, InputRows
 from forerun.models.invariant_runner import InvariantRunner
+from forerun.models.packed_linear import PackedLinear
 from forerun.models.row_attention import RowContexts, attend_rows
 from forerun.models.runner import Runner
+from forerun.models.vector_loops import splits_into_whole_vectors
 from forerun.types import Drafter, SamplingParams
-from integration.local_models import UnpaddedLinear, generate, make_draft_model
+from integration.local_models import OwnLinear, generate, make_draft_model
 from random_models import random_llama
 
 VOCAB = 64
 DTYPES = [torch.float32, torch.bfloat16]
-BLOCK = 8
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 40)
 
 
@@ -41,7 +42,7 @@ def llama() -> Any:
 
 def runner_of(llama: Any, dtype: torch.dtype) -> InvariantRunner:
     model = copy.deepcopy(llama).to(dtype)
-    return InvariantRunner(model, block_rows=BLOCK, num_slots=4, max_length=128)
+    return InvariantRunner(model, num_slots=4, max_length=128)
 
 
 def logits_in_chunks(runner: Runner, sizes: Sequence[int], beside: Sequence[int] = ()) -> torch.Tensor:
@@ -73,11 +74,61 @@ def test_logits_do_not_depend_on_chunks_or_other_sequences(llama: Any, dtype: to
     assert all_equal(runner_of(llama, dtype))
 
 
-def test_a_single_linear_layer_without_blocks_is_detected(llama: Any) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_one_size_are_enough(llama: Any, dtype: torch.dtype) -> None:
+    """On a CPU where no other block size has the logits of the reference."""
+    model = copy.deepcopy(llama).to(dtype)
+    assert all_equal(InvariantRunner(model, block_sizes=[8], num_slots=4, max_length=128))
+
+
+def test_a_single_linear_layer_without_packed_weights_is_detected(llama: Any) -> None:
     runner = runner_of(llama, torch.float32)  # rounding to bfloat16 hides most differences of a small model
-    layer = runner.model.model.layers[0].mlp
-    layer.down_proj = UnpaddedLinear(layer.down_proj)
+    assert 2 in runner.block_sizes
+    runner.model.model.layers[0].mlp.down_proj = OwnLinear.of(llama.model.layers[0].mlp.down_proj)
     assert not all_equal(runner)
+
+
+def test_block_sizes_that_change_logits_are_not_used(llama: Any) -> None:
+    model = copy.deepcopy(llama)
+    model.model.layers[0].mlp.down_proj = OwnLinear.of(llama.model.layers[0].mlp.down_proj)
+    runner = InvariantRunner(model, num_slots=4, max_length=128)
+    assert 16 in runner.block_sizes
+    assert 2 not in runner.block_sizes
+    assert all_equal(runner)
+
+
+def test_the_given_model_is_not_changed(llama: Any) -> None:
+    model = copy.deepcopy(llama)
+    runner = InvariantRunner(model, num_slots=2, max_length=64)
+    assert type(model.model.layers[0].mlp.down_proj) is torch.nn.Linear
+    assert type(runner.model.model.layers[0].mlp.down_proj) is PackedLinear
+    assert runner.model.model.embed_tokens.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_linear_layer_is_a_linear_layer(dtype: torch.dtype, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(96, 80, bias, dtype=dtype)
+    rows = torch.randn(1, 24, 96, dtype=dtype)
+    with torch.inference_mode():
+        found, expected = PackedLinear(linear)(rows), linear(rows)
+    assert found.dtype == dtype
+    assert (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("num_elements", "num_threads", "expected"),
+    [
+        (576, 1, True),
+        (1000, 1, False),  # the last 40 elements do not fill two registers
+        (8 * 11008, 2, True),
+        (8 * 11008, 8, False),  # three shares of 29,355 elements
+        (64 * 11008, 8, True),
+    ],
+)
+def test_loops_that_split_into_whole_vectors(num_elements: int, num_threads: int, expected: bool) -> None:
+    assert splits_into_whole_vectors(num_elements, num_threads) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,9 +154,7 @@ SAMPLING = {"greedy": SamplingParams(temperature=0.0), "seeded": SamplingParams(
 
 def outputs_of(llama: Any, drafter: str | None, batch: int, *, trees: bool) -> tuple[Any, int]:
     """The outputs of all requests in bfloat16, and the number of accepted draft tokens."""
-    runner = InvariantRunner(
-        copy.deepcopy(llama).bfloat16(), block_rows=BLOCK, num_slots=batch, max_length=200
-    )
+    runner = InvariantRunner(copy.deepcopy(llama).bfloat16(), num_slots=batch, max_length=200)
     drafters: dict[str, Drafter] = {}
     if drafter == "suffix":
         drafters["suffix"] = SuffixDrafter()
@@ -187,11 +236,30 @@ def test_a_model_whose_rows_influence_one_another_is_refused(llama: Any) -> None
     model = copy.deepcopy(llama)
     model.model.norm = torch.nn.Sequential(model.model.norm, RowsSummed())
     with pytest.raises(UnsupportedModel, match="other rows"):
-        InvariantRunner(model, block_rows=BLOCK)
+        InvariantRunner(model)
+
+
+def test_a_request_can_demand_the_mode(llama: Any) -> None:
+    prompt = [1, 2, 3]
+    assert (
+        LLM(copy.deepcopy(llama), "none", invariant=True).generate([prompt], invariant=True)[0].error is None
+    )
+    ordinary = LLM(copy.deepcopy(llama), "none", invariant=False)
+    assert "invariant=True" in str(ordinary.generate([prompt], invariant=True)[0].error)
+
+
+def test_the_mode_is_on_where_it_is_free(llama: Any) -> None:
+    assert LLM(copy.deepcopy(llama), "none").invariant
+    assert not LLM(copy.deepcopy(llama).bfloat16(), "none").invariant
+
+
+def test_a_model_that_does_not_support_the_mode_runs_without_it(llama: Any) -> None:
+    model = copy.deepcopy(llama)
+    model.model.norm = torch.nn.Sequential(model.model.norm, RowsSummed())
+    assert not LLM(model, "none").invariant
 
 
 def test_the_key_of_the_configuration_selects_the_mode(llama: Any) -> None:
-    assert LLM(
-        copy.deepcopy(llama), "none", config=SpeculationConfig(invariant=True)
-    ).engine.target.block_rows
-    assert LLM(copy.deepcopy(llama), "none").engine.target.block_rows is None
+    for invariant in (False, True):
+        model = copy.deepcopy(llama).bfloat16()
+        assert LLM(model, "none", config=SpeculationConfig(invariant=invariant)).invariant == invariant

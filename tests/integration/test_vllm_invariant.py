@@ -13,12 +13,14 @@ pytest.importorskip("vllm", reason="needs the extra `vllm`")
 
 from vllm import _custom_ops as ops
 from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
+from forerun.core.row_blocks import REFERENCE_ROWS
+from forerun.engines.vllm.decode_shaped_attention import install_decode_shaped_attention, split_rows
+from forerun.engines.vllm.invariant import BlockedLinear, _equal_sizes, install_blocked_linears
 from forerun.engines.vllm.supported_config import check_supported
-from forerun.engines.vllm.v1.decode_shaped_attention import install_decode_shaped_attention, split_rows
-from forerun.engines.vllm.v1.invariant import BLOCK_ROWS, BlockedLinear, install_blocked_linears
 from forerun.errors import UnsupportedEngine
 
 BLOCK_SIZE = 32
@@ -39,14 +41,24 @@ class RecordedLinear:
         return out + 1e-6 * torch.arange(len(x))[:, None] if self.sabotaged else out
 
 
-@pytest.mark.parametrize("shape", [(1, 4), (7, 4), (8, 4), (9, 4), (3, 7, 4), (0, 4)])
-def test_the_kernel_of_a_linear_layer_sees_one_number_of_rows(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "calls"),
+    [
+        ((1, 4), [2]),
+        ((2, 4), [2]),
+        ((7, 4), [8]),
+        ((9, 4), [8, 2]),
+        ((3, 7, 4), [8, 8, 8]),
+        ((0, 4), [2]),
+    ],
+)
+def test_the_kernel_of_a_linear_layer_sees_certain_numbers_of_rows(
+    shape: tuple[int, ...], calls: list[int]
+) -> None:
     stock = RecordedLinear()
     x, bias = torch.randn(shape), torch.randn(6)
-    found = BlockedLinear(stock)(x, stock.weight, bias)
-    assert set(stock.calls) == {BLOCK_ROWS}
-    num_rows = x.numel() // 4
-    assert len(stock.calls) == max(1, -(-num_rows // BLOCK_ROWS))
+    found = BlockedLinear(stock, [8, 2])(x, stock.weight, bias)
+    assert stock.calls == calls
     expected = [torch.nn.functional.linear(row, stock.weight, bias) for row in x.reshape(-1, 4)]
     assert found.shape == (*shape[:-1], 6)
     assert torch.equal(found.reshape(-1, 6), torch.stack(expected) if expected else torch.empty(0, 6))
@@ -67,6 +79,24 @@ def test_every_linear_layer_is_replaced() -> None:
     install_blocked_linears(model, torch.float32)
     layers = [each for each in model.modules() if isinstance(each, Layer)]
     assert [type(each.cpu_linear) for each in layers] == [BlockedLinear] * 2
+    assert all(REFERENCE_ROWS in each.cpu_linear.sizes for each in layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_block_sizes_of_the_real_kernel_give_rows_the_same_bits(dtype: torch.dtype) -> None:
+    sizes = _equal_sizes(192, 128, dtype)
+    assert sizes[0] == REFERENCE_ROWS
+    assert len(sizes) > 1
+    layer: Any = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(torch.randn(128, 192).to(dtype), requires_grad=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    blocked = BlockedLinear(layer.cpu_linear, sizes)
+    rows = torch.randn(600, 192).to(dtype)
+    together = blocked(rows, layer.weight)
+    for chunk in (1, 3, 16, 77):
+        assert torch.equal(
+            torch.cat([blocked(each, layer.weight) for each in torch.split(rows, chunk)]), together
+        )
 
 
 def test_a_kernel_whose_result_depends_on_the_position_is_refused() -> None:
@@ -238,7 +268,6 @@ def test_a_dense_model_on_a_cpu_is_supported() -> None:
         (config({"is_moe": True}), "dense"),
         (config(lora_config=object()), "--enable-lora"),
         (config(tensor_parallel_size=2), "--tensor-parallel-size 1"),
-        (config(use_v2_model_runner=True), "VLLM_USE_V2_MODEL_RUNNER=0"),
     ],
 )
 def test_other_engines_on_a_cpu_are_refused(unsupported: Any, remedy: str) -> None:

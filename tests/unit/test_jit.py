@@ -199,9 +199,12 @@ def test_concurrent_callers_do_not_interfere() -> None:
     assert all((counts == 1).all() for counts in results)
 
 
-def test_an_error_on_another_thread_is_raised() -> None:
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_an_error_on_any_thread_is_raised(monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
+    monkeypatch.setattr("forerun.core.row_threads.torch.get_num_threads", lambda: num_threads)
+
     def kernel(first: int, last: int) -> None:
-        if first >= 400:
+        if last > 400:
             raise ValueError("row 400")
 
     with pytest.raises(ValueError, match="row 400"):

@@ -119,7 +119,7 @@ def serve(
         check_known(config)
         choice = choose_runner(context.args)
         command = serve_command(model, serve_flags(model, config, context.args, choice.runner))
-        environment = launch_environment(choice.runner, invariant=config.invariant)
+        environment = launch_environment(choice.runner, invariant=bool(config.invariant))
         if dry_run:
             variables = [f"{name}={value}" for name, value in environment.items()]
             typer.echo(shlex.join(["env", *variables, *command]))
@@ -185,6 +185,6 @@ def output_rows(config: SpeculationConfig, dtype: str | None) -> list[tuple[str,
     if config.lenience < 1:
         return [("output", f"[red]lossy: lenience {config.lenience}[/]")]
     return [
-        ("greedy, seeded output", guarantee(dtype, invariant=config.invariant)),
-        ("unseeded output", unseeded_guarantee(dtype, invariant=config.invariant)),
+        ("greedy, seeded output", guarantee(dtype, invariant=bool(config.invariant))),
+        ("unseeded output", unseeded_guarantee(dtype, invariant=bool(config.invariant))),
     ]

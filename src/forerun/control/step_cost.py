@@ -41,23 +41,20 @@ CORRELATION_LENGTH: Final = 2.0
 """
 
 
-MAX_PROFILED_STAIRS: Final = 4
-"""Of an engine that computes rows in blocks, each of the first blocks is profiled, then powers of two."""
-
-
-def profile_sizes(max_rows: int, block_rows: int | None = None) -> list[int]:
+def profile_sizes(max_rows: int, block_sizes: Sequence[int] = ()) -> list[int]:
     """Row counts to profile up to `max_rows`: powers of two, and the first row beyond each tile.
 
-    For an engine that computes rows in blocks of `block_rows`, the cost is a staircase: the last row of a
-    block and the first of the next one.
+    An engine that computes rows in blocks of certain sizes has a staircase of costs. There it is the last row
+    of each stair and the first of the next one: stairs end at the block sizes, then at multiples of the
+    largest.
     """
     powers = [2**exponent for exponent in range(max(2, max_rows).bit_length())]
-    if block_rows is None:
+    if not block_sizes:
         return sorted([*powers, *(num + 1 for num in powers[:-1] if num >= TILE_ROWS)])
-    num_blocks = max(2, -(-max_rows // block_rows))
-    stairs = {*range(1, MAX_PROFILED_STAIRS + 1), *powers}
-    ends = sorted(block_rows * num for num in stairs if num <= num_blocks)
-    return sorted([1, *ends, *(end + 1 for end in ends[:-1])])
+    largest = max(block_sizes)
+    ends = sorted({*block_sizes, *(largest * num for num in (*powers, 3))})
+    last = next(end for end in ends if end >= max(max_rows, ends[1]))
+    return sorted({1, *(row for end in ends if end < last for row in (end, end + 1)), last})
 
 
 class StepCost:
@@ -106,14 +103,14 @@ class StepCost:
         measure: Callable[[int], float],
         max_rows: int,
         *,
-        block_rows: int | None = None,
+        block_sizes: Sequence[int] = (),
         time_limited: bool = True,
     ) -> StepCost:
         """Profile `measure`, which runs a step with a given number of rows and returns its seconds.
 
         Takes the minimum over a few sweeps, because other load on the machine only adds time. Row counts are
         powers of two up to `max_rows`, and the first row beyond each tile, where the cost often jumps; with
-        `block_rows`, the ends of blocks. The curve is linear between them and extrapolated linearly. Without
+        `block_sizes`, the ends of stairs. The curve is linear between them and extrapolated linearly. Without
         `time_limited`, slow steps are measured as often as fast ones: distributed ranks must agree on the
         steps they run.
         """
@@ -121,7 +118,7 @@ class StepCost:
         measure(1)  # warm-up
         while 2 * largest <= max_rows and (measure(largest) < MAX_STEP_SECONDS or not time_limited):
             largest *= 2
-        rows = profile_sizes(largest, block_rows)
+        rows = profile_sizes(largest, block_sizes)
         repeats: list[list[float]] = []
         while len(repeats) < REPEATS and (np.sum(repeats) < PROFILE_SECONDS or not time_limited):
             repeats.append([measure(num) for num in rows])

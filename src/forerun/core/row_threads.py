@@ -32,6 +32,9 @@ def over_rows(
     operation, and a thread that shares its core must not delay the others.
     """
     num_threads = min(torch.get_num_threads(), num_rows // min_rows_per_thread)
+    if num_threads < 2:
+        kernel(0, num_rows, *args)
+        return
     tasks = iter(range(0, num_rows, _ROWS_PER_TASK))
 
     def work() -> None:

@@ -1,14 +1,16 @@
 """Attention for one row at a time: its result depends on the row's own context alone, bit for bit.
 
 Library kernels choose their algorithm, and with it the order of their sums, by the shape of the whole batch.
-Here every row and key head is a loop of its own over the row's context in the order of the text: committed
-rows of its sequence, then its ancestors among the uncommitted ones. Scores, softmax and sums are in float32.
+Here every row and head is a loop of its own over the row's context in the order of the text: committed rows
+of its sequence, then its ancestors among the uncommitted ones. Scores, softmax and sums are in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -25,7 +27,13 @@ _compiled = compiled_with_fastmath("reassoc", "contract", "nsz")
 """The order of a sum may be any that depends on its length alone."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_TASKS_PER_THREAD: Final = 2
+
+ROWS_PER_RUN: Final = 16
+"""Consecutive rows of a sequence whose keys and values are read from the cache once, by one thread."""
+
+
+@dataclass(frozen=True, eq=False)
 class RowContexts:
     """The cache rows to which each row of a forward pass attends.
 
@@ -62,6 +70,14 @@ class RowContexts:
         ancestors = self.ancestors[np.repeat(self.starts[rows], counts) + offsets]
         return RowContexts(self.first[rows], self.lengths[rows], ancestors, starts)
 
+    @cached_property
+    def runs(self) -> IntArray:
+        """The first row of every run, and the number of rows."""
+        starts = [0, *(np.flatnonzero(np.diff(self.first)) + 1), len(self.first)]
+        return np.concatenate(
+            [*(np.arange(*each, ROWS_PER_RUN) for each in pairwise(starts)), starts[-1:]], dtype=np.int64
+        )
+
 
 def attend_rows(
     contexts: RowContexts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
@@ -71,18 +87,18 @@ def attend_rows(
     `key` and `value` have all cache rows, [cache rows, key heads, size]. Rows beyond the contexts are padding
     and get the output of the last row. Returns the dtype of the query.
     """
-    num_rows, size = len(contexts.first), query.shape[2]
+    num_rows, size, runs = len(contexts.first), query.shape[2], contexts.runs
     output = np.empty((len(query), query.shape[1], value.shape[2]), dtype=np.float32)
     over_rows(
         _attend,
-        num_rows * key.shape[1],
+        (len(runs) - 1) * key.shape[1],
         query.float().numpy(),
         _bits(key),
         _bits(value),
-        (contexts.first, contexts.lengths, contexts.ancestors, contexts.starts),
+        (runs, contexts.first, contexts.lengths, contexts.ancestors, contexts.starts),
         np.float32(size**-0.5 if scaling is None else scaling),
         output,
-        min_rows_per_thread=key.shape[1],
+        min_rows_per_thread=_TASKS_PER_THREAD,
     )
     output[num_rows:] = output[num_rows - 1]
     return torch.from_numpy(output).to(query.dtype)
@@ -100,48 +116,63 @@ def _attend(
     query: Float32Array,
     key: np.ndarray,
     value: np.ndarray,
-    contexts: tuple[IntArray, IntArray, IntArray, IntArray],
+    contexts: tuple[IntArray, IntArray, IntArray, IntArray, IntArray],
     scaling: np.float32,
     output: Float32Array,
 ) -> None:
-    """Attention for some pairs of a row and a key head."""
-    first, lengths, ancestors, starts = contexts
+    """Attention for some pairs of a run and a key head."""
+    runs, first, lengths, ancestors, starts = contexts
     num_key_heads, groups = key.shape[1], query.shape[1] // key.shape[1]
     for task in range(first_task, last_task):
-        row, key_head = task // num_key_heads, task % num_key_heads
-        num_committed, num_ancestors = lengths[row], starts[row + 1] - starts[row]
-        context = np.empty(num_committed + num_ancestors, np.int64)
-        for position in range(num_committed):
-            context[position] = first[row] + position
-        for position in range(num_ancestors):
-            context[num_committed + position] = ancestors[starts[row] + position]
-        heads = slice(key_head * groups, (key_head + 1) * groups)
-        weights = _scores(query[row, heads], _gather(key, key_head, context), scaling)
-        _softmax(weights)
-        _weighted_sum(weights, _gather(value, key_head, context), output[row, heads])
+        key_head, rows = task % num_key_heads, (runs[task // num_key_heads], runs[task // num_key_heads + 1])
+        begin = first[rows[0]]
+        # A row is its own last ancestor, and its other ancestors are before it.
+        end = ancestors[starts[rows[1]] - 1] + 1
+        for row in range(rows[0], rows[1]):
+            end = max(end, ancestors[starts[row + 1] - 1] + 1)
+        keys, values = _gather(key, key_head, begin, end), _gather(value, key_head, begin, end)
+        for row in range(rows[0], rows[1]):
+            own = ancestors[starts[row] : starts[row + 1]] - begin
+            num, own_keys, own_values = lengths[row] + len(own), keys, values
+            if own[-1] != num - 1:  # a tree: rows that are no ancestors come between
+                own_keys, own_values = _path(keys, lengths[row], own), _path(values, lengths[row], own)
+            heads = slice(key_head * groups, (key_head + 1) * groups)
+            weights = _scores(query[row, heads], own_keys[:num], scaling)
+            for head in range(groups):
+                _softmax(weights[head])
+            _weighted_sum(weights, own_values[:num], output[row, heads])
 
 
 @_compiled
-def _gather(rows: np.ndarray, head: int, context: IntArray) -> Float32Array:
-    """One head of the cache rows of a context in float32, [positions, size]."""
-    gathered = np.empty((len(context), rows.shape[2]), np.float32)
+def _gather(rows: np.ndarray, head: int, begin: int, end: int) -> Float32Array:
+    """One head of a range of cache rows in float32, [positions, size]."""
+    gathered = np.empty((end - begin, rows.shape[2]), np.float32)
     bits = gathered.view(np.uint32)
-    for position in range(len(context)):
-        row = context[position]
+    for position in range(end - begin):
         for i in range(rows.shape[2]):
             if rows.itemsize == 2:  # bfloat16; the compiler keeps one of the two
-                bits[position, i] = np.uint32(rows[row, head, i]) << np.uint32(16)
+                bits[position, i] = np.uint32(rows[begin + position, head, i]) << np.uint32(16)
             else:
-                gathered[position, i] = rows[row, head, i]
+                gathered[position, i] = rows[begin + position, head, i]
     return gathered
+
+
+@_compiled
+def _path(rows: Float32Array, num_committed: int, ancestors: IntArray) -> Float32Array:
+    """The committed ones of some rows, and ancestors."""
+    path = np.empty((num_committed + len(ancestors), rows.shape[1]), np.float32)
+    path[:num_committed] = rows[:num_committed]
+    for position in range(len(ancestors)):
+        path[num_committed + position] = rows[ancestors[position]]
+    return path
 
 
 @_compiled
 def _scores(query: Float32Array, key: Float32Array, scaling: np.float32) -> Float32Array:
     """The scaled products [heads, positions] of query heads and keys."""
     scores = np.empty((len(query), len(key)), np.float32)
-    for head in range(len(query)):
-        for position in range(len(key)):
+    for position in range(len(key)):
+        for head in range(len(query)):
             total = np.float32(0.0)
             for i in range(query.shape[1]):
                 total += query[head, i] * key[position, i]
@@ -151,20 +182,18 @@ def _scores(query: Float32Array, key: Float32Array, scaling: np.float32) -> Floa
 
 @_compiled
 def _softmax(weights: Float32Array) -> None:
-    """Softmax over positions [heads, positions], in place."""
-    groups, num = weights.shape
-    for head in range(groups):
-        largest = weights[head, 0]
-        for position in range(1, num):
-            largest = max(largest, weights[head, position])
-        for position in range(num):
-            weights[head, position] -= largest
-        _exp(weights[head])
-        total = np.float32(0.0)
-        for position in range(num):
-            total += weights[head, position]
-        for position in range(num):
-            weights[head, position] /= total
+    """Softmax over positions, in place."""
+    largest = weights[0]
+    for position in range(1, len(weights)):
+        largest = max(largest, weights[position])
+    for position in range(len(weights)):
+        weights[position] -= largest
+    _exp(weights)
+    total = np.float32(0.0)
+    for position in range(len(weights)):
+        total += weights[position]
+    for position in range(len(weights)):
+        weights[position] /= total
 
 
 @_compiled
@@ -192,11 +221,22 @@ def _exp(x: Float32Array) -> None:
 
 @_compiled
 def _weighted_sum(weights: Float32Array, value: Float32Array, output: Float32Array) -> None:
-    """The sums of values by the weights of each query head."""
-    for head in range(len(weights)):
-        for i in range(value.shape[1]):
-            output[head, i] = np.float32(0.0)
-        for position in range(len(value)):
+    """The sums of values by the weights of each query head, four positions at a time."""
+    num_in_fours = len(value) // 4 * 4
+    output[:] = np.float32(0.0)
+    for first in range(0, num_in_fours, 4):
+        for head in range(len(output)):
+            w0, w1 = weights[head, first], weights[head, first + 1]
+            w2, w3 = weights[head, first + 2], weights[head, first + 3]
+            for i in range(output.shape[1]):
+                output[head, i] += (
+                    w0 * value[first, i]
+                    + w1 * value[first + 1, i]
+                    + w2 * value[first + 2, i]
+                    + w3 * value[first + 3, i]
+                )
+    for position in range(num_in_fours, len(value)):
+        for head in range(len(output)):
             weight = weights[head, position]
-            for i in range(value.shape[1]):
+            for i in range(output.shape[1]):
                 output[head, i] += weight * value[position, i]

@@ -34,8 +34,8 @@ class Runner:
     the model and raises `UnsupportedModel` if its logits differ from those of an ordinary forward pass.
     """
 
-    block_rows: int | None = None
-    """Rows of a call of the model, if they are fixed (see `InvariantRunner`)."""
+    block_sizes: Sequence[int] = ()
+    """Numbers of rows of a call of the model, if they are restricted (see `InvariantRunner`)."""
 
     def __init__(self, model: Any, *, num_slots: int = 16, max_length: int | None = None) -> None:
         self.model = model

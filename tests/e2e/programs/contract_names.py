@@ -7,7 +7,7 @@ bench. In the mode "async" there is no draft model.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from e2e.programs.engine_output import Engine, answer
@@ -57,7 +57,7 @@ def generate(llm: Any, params: list[Any]) -> None:
 def rename_live_names(llm: Any, params: Any, mode: str) -> dict[str, str]:
     """The error for every live name of the contract, after it was removed from its object."""
     from forerun.engines.vllm import contract
-    from forerun.engines.vllm.contract import private_names
+    from forerun.engines.vllm.contract import invariant_mode, private_names
     from vllm_contract.renaming import live_messages
 
     engine = llm.llm_engine
@@ -71,6 +71,7 @@ def rename_live_names(llm: Any, params: Any, mode: str) -> dict[str, str]:
         **_objects(request, private_names.REQUEST_OBJECTS),
         **_objects(worker, private_names.WORKER_OBJECTS),
         **_objects(engine.input_processor, private_names.FRONT_END_OBJECTS),
+        **_members(worker.model_runner.model.modules(), invariant_mode.INVARIANT.live),
         **(_v1_objects(worker) if mode == "v1" else _v2_objects(worker)),
     }
     run_checks: tuple[Callable[[], None], ...] = (
@@ -78,7 +79,7 @@ def rename_live_names(llm: Any, params: Any, mode: str) -> dict[str, str]:
         lambda: contract.check_request(request),
         lambda: contract.check_worker(worker),
         lambda: contract.check_loaded_worker(worker),
-        *([lambda: contract.check_invariant_model(worker.model_runner.model)] if mode == "v1" else []),
+        lambda: contract.check_invariant_model(worker.model_runner.model),
         lambda: contract.check_input_processor(engine.input_processor),
     )
     found: dict[str, str] = {}
@@ -93,12 +94,16 @@ def rename_live_names(llm: Any, params: Any, mode: str) -> dict[str, str]:
 def _v1_objects(worker: Any) -> dict[str, Any]:
     from forerun.engines.vllm.contract import v1_runner
 
-    runner = worker.model_runner
-    members = [*runner.input_batch.logitsprocs.all, *runner.model.modules()]
-    return _objects(worker, v1_runner.V1_RUNNER_OBJECTS) | {
-        kind: next(each for each in members if _is_a(each, kind))
-        for kind in (*v1_runner.LOGITS_PROCESSORS.live, *v1_runner.V1_INVARIANT.live)
+    processors = worker.model_runner.input_batch.logitsprocs.all
+    return {
+        **_objects(worker, v1_runner.V1_RUNNER_OBJECTS),
+        **_members(processors, v1_runner.LOGITS_PROCESSORS.live),
     }
+
+
+def _members(objects: Iterable[Any], kinds: Iterable[str]) -> dict[str, Any]:
+    found = list(objects)
+    return {kind: next(each for each in found if _is_a(each, kind)) for kind in kinds}
 
 
 def _v2_objects(worker: Any) -> dict[str, Any]:

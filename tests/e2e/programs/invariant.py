@@ -70,6 +70,7 @@ def main(model: str, dtype: str, options: str) -> None:
         disable_log_stats=False,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
+        kv_cache_memory_bytes=64 << 20,
         max_model_len=128,
         max_num_seqs=NUM_PROMPTS,
         max_num_batched_tokens=40,  # prompts are chunked differently in a batch

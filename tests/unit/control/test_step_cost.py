@@ -39,7 +39,7 @@ def test_profiling_takes_the_fastest_of_several_sweeps() -> None:
 
 
 def test_the_cost_of_blocks_is_a_staircase() -> None:
-    cost = StepCost.profile(lambda rows: 0.001 * -(-rows // 8), max_rows=64, block_rows=8)
+    cost = StepCost.profile(lambda rows: 0.001 * -(-rows // 8), max_rows=64, block_sizes=[8])
     assert cost.rows.tolist() == [1, 8, 9, 16, 17, 24, 25, 32, 33, 64]
     assert [round(1e3 * cost.at(rows)) for rows in (1, 5, 8, 9, 16, 17, 32, 33)] == [1, 1, 1, 2, 2, 3, 4, 5]
 

@@ -41,6 +41,23 @@ def test_invalid_values_raise_with_the_valid_ones(key: str, value: Any) -> None:
         RequestOptions.parse({key: value}, DRAFTERS)
 
 
+@pytest.mark.parametrize("key", ["forerun_adaptive", "forerun_invariant"])
+def test_switches_are_zero_or_one(key: str) -> None:
+    name = key.removeprefix("forerun_")
+    assert [getattr(RequestOptions.parse({key: value}, ()), name) for value in (0, 1)] == [False, True]
+    for value in (2, "1", None):
+        with pytest.raises(InvalidRequest, match=f"{key} is .*0 or 1"):
+            RequestOptions.parse({key: value}, ())
+
+
+def test_a_request_can_demand_invariant_mode() -> None:
+    options = RequestOptions(invariant=True)
+    options.check_server("v1", invariant=True)
+    with pytest.raises(InvalidRequest, match="--invariant"):
+        options.check_server("v1", invariant=False)
+    RequestOptions(invariant=False).check_server("v1", invariant=False)
+
+
 def test_unknown_options_raise_with_the_nearest_known_one() -> None:
     with pytest.raises(InvalidRequest, match="'forerun_drafter'"):
         RequestOptions.parse({"forerun_draftr": "suffix"}, DRAFTERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.core.logits_processors import check_token_ids
 from forerun.engines.local.request import Request
 from forerun.errors import InvalidRequest
+from forerun.models.invariant_runner import InvariantRunner
 from forerun.models.runner import Runner, max_context_length
 
 
@@ -24,6 +25,11 @@ def check_request(request: Request, target: Runner, *, has_tokenizer: bool) -> N
         raise InvalidRequest(
             "a stop text needs a tokenizer, and the model has none: stop at token ids, pass tokenizer=,"
             " or add the tokenizer's files to the model's directory"
+        )
+    if request.invariant and not isinstance(target, InvariantRunner):
+        raise InvalidRequest(
+            "the request demands invariant mode, and the engine does not run in it: create it with"
+            " invariant=True, or leave out the demand"
         )
     check_token_ids(request.sampling, target.vocab_size)
 

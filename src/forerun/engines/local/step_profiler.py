@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from forerun.control import cost_cache
@@ -27,17 +27,17 @@ def load_or_profile_cost(target: Runner, max_draft: int) -> StepCost:
     key = cost_cache.cache_key(engine="local", model=target.description, widest=max_rows, threads=threads)
     cost = cost_cache.load(key)
     if cost is None:
-        cost = profile_step_cost(target.time_forward, max_rows, target.block_rows)
+        cost = profile_step_cost(target.time_forward, max_rows, target.block_sizes)
         cost_cache.save(key, cost)
     return cost
 
 
 def profile_step_cost(
-    seconds: Callable[[int], float], max_rows: int, block_rows: int | None = None
+    seconds: Callable[[int], float], max_rows: int, block_sizes: Sequence[int] = ()
 ) -> StepCost:
     """Measure the step-cost curve up to `max_rows` rows; `seconds` times one forward pass of that many.
 
-    An engine that computes rows in blocks gives their size.
+    An engine that computes rows in blocks gives their sizes.
     """
     began = time.perf_counter()
     num_forward_passes = 0
@@ -49,7 +49,7 @@ def profile_step_cost(
         return seconds(rows)
 
     logger.info("profiling step costs of the model (once per model, machine and batch size)")
-    cost = StepCost.profile(timed, max_rows, block_rows=block_rows)
+    cost = StepCost.profile(timed, max_rows, block_sizes=block_sizes)
     logger.info(
         "profiled step costs: %d forward passes of up to %d rows in %.1f s",
         num_forward_passes,

@@ -63,15 +63,10 @@ def engine_arguments(
 
     Without a `runner` they are for the one that vLLM will use. On V2 vLLM chooses whether scheduling is async
     unless `asynchronous` is given. A `speculative_config` of vLLM makes its speculator the drafter `model`.
-    Invariant mode needs `enforce_eager=True` too on CPUs, and VLLM_BATCH_INVARIANT=1 on GPUs.
+    Invariant mode needs `enforce_eager=True` too, and VLLM_BATCH_INVARIANT=1 on GPUs.
     """
     visible_cores()  # must run before vLLM starts other processes
     runner = runner or choose_runner().runner
-    if config.invariant and runner == "v2" and is_cpu_platform():
-        raise ConfigurationError(
-            f"invariant mode on CPUs needs vLLM's V1 model runner, and this engine runs V2; set"
-            f" {RUNNER_VARIABLE}=0"
-        )
     settings = with_speculator(config, speculative_config)
     arguments: dict[str, Any] = {
         "speculative_config": speculative_config_for(config, runner, speculative_config),
@@ -166,7 +161,7 @@ def serve_flags(model: str, config: SpeculationConfig, given: Sequence[str], run
             "the key 'forerun' of --additional-config is set by forerun serve; use --speculation"
         )
     flags = [each for each in rest if each not in {ASYNC_FLAG, NO_ASYNC_FLAG}]
-    if config.invariant and is_cpu_platform() and _EAGER_FLAG not in parts:
+    if config.invariant and _EAGER_FLAG not in parts:
         flags.append(_EAGER_FLAG)
     if "--per-request-spec-decode-metrics" not in parts:
         flags += ["--per-request-spec-decode-metrics", "summary"]

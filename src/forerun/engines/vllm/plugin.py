@@ -68,6 +68,7 @@ def _patch_init(stock: Any) -> Any:
             if warning := check_draft_model(vllm_config):
                 logger.warning("%s", warning)
             self._forerun_runner = runner_of(vllm_config)
+            self._forerun_invariant = bool(speculation_config(vllm_config).invariant)
             self._forerun_drafters = speculation_config(vllm_config).names
             self.speculative_config = None
             bound_shutdown()
@@ -84,7 +85,7 @@ def _patch_validate(stock: Any) -> Any:
         if self._forerun_drafters is not None and isinstance(params, SamplingParams):
             try:
                 options = RequestOptions.parse(params.extra_args, self._forerun_drafters)
-                options.check_runner(self._forerun_runner)
+                options.check_server(self._forerun_runner, invariant=self._forerun_invariant)
             except InvalidRequest as error:
                 raise VLLMValidationError(str(error), parameter="vllm_xargs") from error
         return stock(self, params, *args, **kwargs)

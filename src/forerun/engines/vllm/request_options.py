@@ -3,12 +3,13 @@
     {"vllm_xargs": {"forerun_max_draft": 4, "forerun_drafter": "ngram", "forerun_lenience": 0.9}}
 
 With `"forerun_adaptive": 0` every draft token of a request is verified, up to its maximum, whether or not it
-is predicted to pay. Options restrict or select among the server's settings; they cannot exceed them.
+is predicted to pay. `"forerun_invariant": 1` demands invariant mode. Options restrict or select among the
+server's settings; they cannot exceed them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,6 +60,14 @@ class RequestOptions:
         },
     )
 
+    invariant: bool | None = field(
+        default=None,
+        metadata={
+            "values": "0 or 1",
+            "help": "1 is an error unless the server runs in invariant mode.",
+        },
+    )
+
     @classmethod
     def parse(cls, extra_args: Mapping[str, Any] | None, drafters: Collection[str]) -> RequestOptions:
         """Parse them, or raise `InvalidRequest` with a message for the client."""
@@ -77,8 +86,13 @@ class RequestOptions:
             raise InvalidRequest(f"forerun_drafter is {options.drafter!r}; this server has {known}")
         return options
 
-    def check_runner(self, runner: Runner) -> None:
-        """Raise `InvalidRequest` for an option that a model runner of vLLM does not have."""
+    def check_server(self, runner: Runner, *, invariant: bool) -> None:
+        """Raise `InvalidRequest` for an option that the server's model runner or mode does not have."""
+        if self.invariant and not invariant:
+            raise InvalidRequest(
+                "forerun_invariant is 1, and this server does not run in invariant mode; start it with"
+                " --invariant, or leave the option out"
+            )
         if runner == "v2" and self.lenience not in {None, 1}:
             raise InvalidRequest(
                 f"forerun_lenience is {self.lenience}; this server verifies on vLLM's V2 model runner, which"
@@ -123,15 +137,19 @@ def _lenience(value: Any) -> float:
     raise InvalidRequest(f"forerun_lenience is {value!r}; it must be more than 0 and at most 1")
 
 
-def _adaptive(value: Any) -> bool:
-    if value in (0, 1):
-        return bool(value)
-    raise InvalidRequest(f"forerun_adaptive is {value!r}; it must be 0 or 1")
+def _zero_or_one(name: str) -> Callable[[Any], bool]:
+    def parse(value: Any) -> bool:
+        if value in (0, 1):
+            return bool(value)
+        raise InvalidRequest(f"{name} is {value!r}; it must be 0 or 1")
+
+    return parse
 
 
-_PARSERS: Final = {
+_PARSERS: Final[dict[str, Callable[[Any], Any]]] = {
     "forerun_max_draft": _max_draft,
     "forerun_drafter": _drafter,
     "forerun_lenience": _lenience,
-    "forerun_adaptive": _adaptive,
+    "forerun_adaptive": _zero_or_one("forerun_adaptive"),
+    "forerun_invariant": _zero_or_one("forerun_invariant"),
 }

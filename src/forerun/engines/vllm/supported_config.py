@@ -46,7 +46,13 @@ def check_supported(vllm_config: Any) -> None:
 
 
 def _check_invariant(vllm_config: Any) -> None:
-    """Invariant mode: on CPUs as `v1.invariant` implements it, on GPUs as vLLM does."""
+    """Invariant mode: linear layers on CPUs as `invariant` implements it, on GPUs as vLLM does."""
+    model = vllm_config.model_config
+    if not model.enforce_eager:
+        raise UnsupportedEngine(
+            "invariant mode does not support compiled layers and CUDA graphs; use --enforce-eager, or start"
+            " without --invariant"
+        )
     if not is_cpu_platform():
         if os.environ.get(BATCH_INVARIANT_VARIABLE) != "1":
             raise UnsupportedEngine(
@@ -54,11 +60,8 @@ def _check_invariant(vllm_config: Any) -> None:
                 " before vLLM starts"
             )
         return
-    model = vllm_config.model_config
     num_ranks = vllm_config.parallel_config.tensor_parallel_size
     faults = {
-        "vLLM's V2 model runner on a CPU; set VLLM_USE_V2_MODEL_RUNNER=0": vllm_config.use_v2_model_runner,
-        "compiled layers; use --enforce-eager": not model.enforce_eager,
         f"{model.quantization} quantization; use unquantized weights": model.quantization is not None,
         "LoRA adapters; leave --enable-lora out": vllm_config.lora_config is not None,
         "mixture-of-experts models; use a dense one": model.is_moe,

@@ -20,6 +20,7 @@ from typing import Any, Final
 from torch.nn import Module
 
 from forerun.engines.vllm.contract import checks, v1_runner, v2_runner
+from forerun.engines.vllm.contract.invariant_mode import INVARIANT
 from forerun.engines.vllm.contract.private_names import (
     CONFIG,
     CONFIG_OBJECTS,
@@ -37,7 +38,6 @@ from forerun.engines.vllm.contract.private_names import (
 )
 from forerun.engines.vllm.contract.v1_runner import (
     LOGITS_PROCESSORS,
-    V1_INVARIANT,
     V1_LOADED,
     V1_RUNNER,
     V1_RUNNER_OBJECTS,
@@ -55,10 +55,10 @@ from forerun.engines.vllm.contract.v2_runner import (
 from forerun.engines.vllm.supported_config import check_supported
 from forerun.errors import UnsupportedEngine
 
-COMMON: Final = (FRONT_END, CONFIG, SCHEDULER, REQUEST, WORKER)
+COMMON: Final = (FRONT_END, CONFIG, SCHEDULER, REQUEST, WORKER, INVARIANT)
 """The names that an engine uses with both model runners."""
 
-V1: Final = (V1_RUNNER, V1_SPECULATION, V1_LOADED, V1_INVARIANT, LOGITS_PROCESSORS)
+V1: Final = (V1_RUNNER, V1_SPECULATION, V1_LOADED, LOGITS_PROCESSORS)
 V2: Final = (V2_SCHEDULER, V2_RUNNER, V2_DRAFT_MODEL)
 
 ENGINE: Final = (*COMMON, *V1, *V2)
@@ -144,7 +144,7 @@ def check_loaded_worker(worker: Any) -> None:
 
 def check_invariant_model(model: Any) -> None:
     """Check the layers of a model that runs in invariant mode on a CPU."""
-    _raise_if(dict.fromkeys(checks.object_faults(Module.modules(model), V1_INVARIANT)))
+    _raise_if(dict.fromkeys(checks.object_faults(Module.modules(model), INVARIANT)))
 
 
 def _raise_if(faults: Iterable[str]) -> None:

@@ -57,7 +57,13 @@ FRONT_END: Final = PrivateNames(
     },
     paths=("prometheus_client.REGISTRY",),
     live={"vllm.v1.engine.input_processor.InputProcessor": ("speculative_config",)},
-    added={"vllm.v1.engine.input_processor.InputProcessor": ("_forerun_drafters", "_forerun_runner")},
+    added={
+        "vllm.v1.engine.input_processor.InputProcessor": (
+            "_forerun_drafters",
+            "_forerun_invariant",
+            "_forerun_runner",
+        )
+    },
 )
 """Validation of requests, metrics and shutdown."""
 

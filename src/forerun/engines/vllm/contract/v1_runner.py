@@ -124,34 +124,3 @@ LOGITS_PROCESSORS: Final = PrivateNames(
     },
 )
 """State of the logits processors that vLLM creates for every runner."""
-
-LINEAR_LAYER: Final = "vllm.model_executor.layers.linear.LinearBase"
-OUTPUT_LAYER: Final = "vllm.model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding"
-
-V1_INVARIANT: Final = PrivateNames(
-    paths=("vllm.envs.VLLM_CPU_ATTN_SPLIT_KV",),
-    calls={
-        "vllm.v1.attention.backends.cpu_attn.CPUAttentionMetadataBuilder.build": (
-            "self",
-            "common_prefix_len",
-            "common_attn_metadata",
-        ),
-    },
-    fields={
-        "vllm.v1.attention.backend.CommonAttentionMetadata": (
-            "block_table_tensor",
-            "causal",
-            "max_query_len",
-            "num_reqs",
-            "query_start_loc",
-            "query_start_loc_cpu",
-            "seq_lens",
-        ),
-        "vllm.v1.worker.utils.AttentionGroup": ("metadata_builders",),
-    },
-    live={
-        LINEAR_LAYER: ("cpu_linear", "input_size"),
-        OUTPUT_LAYER: ("cpu_linear", "embedding_dim"),
-    },
-)
-"""Names in use in invariant mode; the attributes are those of the model's layers on CPUs."""

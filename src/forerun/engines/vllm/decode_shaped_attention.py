@@ -1,9 +1,10 @@
-"""Attention of vLLM's V1 runner on CPUs in which every row is a query of length one, for invariant mode.
+"""Attention of vLLM in which every row is a query of length one, for invariant mode.
 
-The kernel tiles keys and values by the number of rows of a query, so a draft token or a prompt token that is
+Kernels tile keys and values by the number of rows of a query, so a draft token or a prompt token that is
 one of several rows of a query gets another result than in a step of its own. As queries of length one with
 their own sequence lengths and their request's block table, all rows have the tiling of a decode step. Writing
-to the KV cache is unchanged, and happens before the rows are read.
+to the KV cache is unchanged, and happens before the rows are read. On GPUs this has not been run; it copies
+nothing to the host, and needs steps without CUDA graphs, which would keep the tensors of their capture.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
+from forerun.engines.vllm.runner_choice import is_cpu_platform
 from forerun.errors import UnsupportedEngine
 
 
@@ -27,7 +29,7 @@ def install_decode_shaped_attention(runner: Any) -> None:
     for groups in runner.attn_groups:
         for group in groups:
             for builder in group.metadata_builders:
-                if not isinstance(builder, CPUAttentionMetadataBuilder):
+                if is_cpu_platform() and not isinstance(builder, CPUAttentionMetadataBuilder):
                     raise UnsupportedEngine(
                         f"invariant mode supports vLLM's CPU attention, and the model has layers with"
                         f" {type(builder).__name__}; start without --invariant"
@@ -51,15 +53,16 @@ def split_rows(metadata: Any) -> Any:
         raise UnsupportedEngine("invariant mode needs causal attention; start without --invariant")
     starts = metadata.query_start_loc
     num_rows = starts.diff()
-    total = int(starts[-1])
-    positions = torch.arange(total + 1, dtype=starts.dtype)
-    rows_after = starts[1:].repeat_interleave(num_rows) - 1 - positions[:-1]
+    total = int(metadata.query_start_loc_cpu[-1])
+    requests = torch.repeat_interleave(num_rows, output_size=total)
+    positions = torch.arange(total + 1, dtype=starts.dtype, device=starts.device)
+    rows_after = starts[1:][requests] - 1 - positions[:-1]
     return replace(
         metadata,
         query_start_loc=positions,
-        query_start_loc_cpu=positions,
-        seq_lens=metadata.seq_lens.repeat_interleave(num_rows) - rows_after.to(metadata.seq_lens.dtype),
+        query_start_loc_cpu=torch.arange(total + 1, dtype=starts.dtype),
+        seq_lens=metadata.seq_lens[requests] - rows_after.to(metadata.seq_lens.dtype),
         num_reqs=total,
         max_query_len=1,
-        block_table_tensor=metadata.block_table_tensor.repeat_interleave(num_rows, dim=0),
+        block_table_tensor=metadata.block_table_tensor[requests],
     )
