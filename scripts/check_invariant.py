@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from e2e.questions import read_questions
 from forerun import LLM
 from forerun.bench.provenance import provenance
+from forerun.config import SpeculationConfig
 from forerun.models.loading import load_model
 from integration.local_models import OwnLinear
 
@@ -33,6 +34,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.8, "top_p": 0.95, "seed": 7},
 }
+
+
+FIXED_LENGTH = SpeculationConfig(adaptive=False, max_draft=3)
+"""For the draft model: the controller would not use one that is nearly as slow as its target."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +52,17 @@ class Cell:
 
 
 def all_cells(batches: list[int], draft_model: Path | None) -> Iterator[Cell]:
-    """The baseline of each setting first, then every other cell."""
+    """The baseline of each setting first, then every other cell, from the largest batch to the smallest."""
     drafters = ["suffix", *([f"model:{draft_model}"] if draft_model else [])]
     for settings in SETTINGS:
         yield Cell("invariant", "none", False, 1, settings)
-        yield from (Cell("invariant", "none", False, batch, settings) for batch in batches if batch > 1)
-        for drafter, tree, batch in product(drafters, (True, False), batches):
-            yield Cell("invariant", drafter, tree, batch, settings)
     yield Cell("sabotaged", "suffix", True, max(batches), "greedy")
-    for batch in batches:
+    for batch in sorted(batches, reverse=True):
+        for settings in SETTINGS:
+            if batch > 1:
+                yield Cell("invariant", "none", False, batch, settings)
+            for drafter, tree in product(drafters, (True, False)):
+                yield Cell("invariant", drafter, tree, batch, settings)
         yield Cell("ordinary", "none", False, batch, "greedy")
         yield Cell("ordinary", "suffix", True, batch, "greedy")
 
@@ -70,6 +77,7 @@ def run(cell: Cell, model: Path, dtype: str, prompts: list[Any], max_tokens: int
         max_length=2048,
         tree=cell.tree,
         invariant=cell.mode != "ordinary",
+        config=FIXED_LENGTH if cell.drafter.startswith("model:") else None,
     )
     if cell.mode == "sabotaged":
         original = load_model(model, llm.engine.target.model.dtype).model.layers[0].mlp.down_proj
