@@ -64,7 +64,8 @@ bench-tune:
 	@$(RUN)/python scripts/bench_tune.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Invariant mode of the local engine: output with and without speculation, by drafter and batch, and its cost. One to
-# two hours in bfloat16 without bfloat16 instructions; ARGS="--num-prompts 8 --max-tokens 32" takes minutes.
+# two hours in bfloat16 without bfloat16 instructions; ARGS="--num-prompts 8 --max-tokens 32" takes minutes, and
+# ARGS="--record docs/records/invariant.jsonl --draft-model DIR" continues the record.
 check-invariant:
 	@$(RUN)/python scripts/check_invariant.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
