@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,46 +20,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
 
-from vllm import LLM, SamplingParams
-
+from e2e.programs.engine_output import Engine
+from e2e.programs.invariant import exact_outputs, settings
 from e2e.questions import read_questions
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.launch import engine_arguments
 
 CONCURRENCY = (1, 8)
 MAX_DRAFT = 8
-
-
-def settings(number: int, max_tokens: int, max_draft: int) -> Any:
-    """Greedy for even prompts, sampled with a seed for odd ones."""
-    sampling: dict[str, Any] = {"temperature": 0} if number % 2 == 0 else {"temperature": 0.8, "seed": number}
-    return SamplingParams(
-        max_tokens=max_tokens,
-        ignore_eos=True,
-        logprobs=1,
-        extra_args={"forerun_max_draft": max_draft},
-        **sampling,
-    )
-
-
-def generate(llm: Any, prompts: list[str], max_tokens: int, max_draft: int, concurrency: int) -> list[Any]:
-    """The tokens and log-probabilities of all outputs."""
-    found = []
-    requests = [(prompt, settings(at, max_tokens, max_draft)) for at, prompt in enumerate(prompts)]
-    for first in range(0, len(requests), concurrency):
-        batch = requests[first : first + concurrency]
-        chats = [[{"role": "user", "content": prompt}] for prompt, _ in batch]
-        for request in llm.chat(chats, [each for _, each in batch], use_tqdm=False):
-            output = request.outputs[0]
-            steps = zip(output.token_ids, output.logprobs, strict=True)
-            found.append([(token, position[token].logprob) for token, position in steps])
-    return found
-
-
-def num_accepted(llm: Any) -> int:
-    """Accepted draft tokens since the start."""
-    name = "vllm:spec_decode_num_accepted_tokens"
-    return int(sum(metric.value for metric in llm.get_metrics() if metric.name == name))
 
 
 def main(
@@ -71,26 +39,28 @@ def main(
 ) -> None:
     """Compare outputs and speed, cell by cell."""
     config = SpeculationConfig(invariant=not ordinary, adaptive=False, max_draft=MAX_DRAFT)
-    llm = LLM(
+    engine = Engine(
         str(model),
-        dtype=dtype,
-        enforce_eager=True,
-        disable_log_stats=False,
+        dtype,
         enable_prefix_caching=False,
         max_model_len=2048,
         max_num_seqs=max(CONCURRENCY),
         kv_cache_memory_bytes=1 << 30,
         **engine_arguments(config, runner="v1"),
     )
-    prompts = read_questions(num_prompts)
+    chats = [[{"role": "user", "content": text}] for text in read_questions(num_prompts)]
     expected, differs = None, False
     for max_draft in (0, MAX_DRAFT):
         for concurrency in CONCURRENCY:
-            before, began = num_accepted(llm), time.perf_counter()
-            outputs = generate(llm, prompts, max_tokens, max_draft, concurrency)
+            requests = [
+                (chat, settings(at, max_draft, max_tokens=max_tokens, temperature=0.8))
+                for at, chat in enumerate(chats)
+            ]
+            before, began = engine.num_accepted, time.perf_counter()
+            outputs = exact_outputs(engine.llm.chat, requests, concurrency)
             seconds = time.perf_counter() - began
             expected = expected or outputs
-            num_tokens, accepted = sum(map(len, outputs)), num_accepted(llm) - before
+            num_tokens, accepted = sum(map(len, outputs)), engine.num_accepted - before
             num_identical = sum(mine == other for mine, other in zip(outputs, expected, strict=True))
             differs |= num_identical < num_prompts
             line = {

@@ -248,7 +248,7 @@ def test_a_request_can_demand_the_mode(llama: Any) -> None:
     assert "invariant=True" in str(ordinary.generate([prompt], invariant=True)[0].error)
 
 
-def test_the_mode_is_on_where_it_is_free(llama: Any) -> None:
+def test_the_mode_is_on_where_it_costs_no_throughput(llama: Any) -> None:
     assert LLM(copy.deepcopy(llama), "none").invariant
     assert not LLM(copy.deepcopy(llama).bfloat16(), "none").invariant
 

@@ -62,12 +62,13 @@ def test_invariant_mode_reaches_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "VLLM_BATCH_INVARIANT=1" in command[: command.index("serve")]
 
 
-def test_invariant_mode_on_a_cpu_is_refused_on_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invariant_mode_on_a_cpu_keeps_the_v2_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     monkeypatch.setattr("forerun.engines.vllm.launch.is_cpu_platform", lambda: True)
-    result = run("m", "--invariant", "--dry-run")
-    assert result.exit_code != 0
-    assert "VLLM_USE_V2_MODEL_RUNNER=0" in " ".join(result.output.split())
+    command = printed("m", "--invariant")
+    assert value_of(command, "--additional-config") == {"forerun": {"invariant": True}}
+    assert "--enforce-eager" in flags_of(command)
+    assert not [part for part in command if "VLLM_USE_V2_MODEL_RUNNER=0" in part]
 
 
 def test_on_v2_vllm_keeps_its_runner_and_its_scheduling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def generate(
             "--invariant/--no-invariant",
             show_default=False,
             help="The same output, bit for bit, with and without speculation, in any batch and dtype. Needs a"
-            " CPU. If left out: on in float32 on CPUs with MKL, where it costs nothing.",
+            " CPU. If left out: on in float32 on CPUs with MKL, where it costs no throughput.",
         ),
     ] = None,
     device: Annotated[

@@ -35,20 +35,12 @@ def sizes_with_equal_rows(
     """Those of `sizes` in which a layer computes rows as in blocks of the first size.
 
     Empty if the first size is none of them: then rows depend on their position, or on the rows beside them.
-    `rows` are at least as many as the largest size.
+    The number of `rows` is a multiple of the first size and at least the largest.
     """
-    reference = sizes[0]
-    equal = tuple(
-        size for size in sizes if _computes_equal_rows(layer, rows[: max(size, reference)], size, reference)
-    )
-    return equal if reference in equal else ()
-
-
-def _computes_equal_rows(layer: Callable[[Tensor], Tensor], rows: Tensor, size: int, reference: int) -> bool:
-    """Whether rows, when moved, have the outputs in blocks of `size` that they have in the reference."""
-    expected = torch.cat([layer(block) for block in torch.split(rows, reference)])
-    found = torch.cat([layer(block) for block in torch.split(rows.roll(_MOVED_BY, 0), size)])
-    return torch.equal(found, expected.roll(_MOVED_BY, 0))
+    expected = torch.cat([layer(block) for block in torch.split(rows, sizes[0])]).roll(_MOVED_BY, 0)
+    moved = rows.roll(_MOVED_BY, 0)
+    equal = tuple(size for size in sizes if torch.equal(layer(moved[:size]), expected[:size]))
+    return equal if sizes[0] in equal else ()
 
 
 def cancelling_product(

@@ -152,9 +152,9 @@ def make_runner(
 ) -> Runner:
     """A runner in invariant mode or an ordinary one.
 
-    With None, the mode is on where it is free and the model supports it: in float32 on a CPU with MKL. There
-    packed weights save more time than the mode costs. Where a CPU emulates bfloat16 they save time too, but
-    take twice the memory.
+    With None, the mode is on where it costs no throughput and the model supports it: in float32 on a CPU with
+    MKL. There packed weights save more time in decoding than the mode costs. Where a CPU emulates bfloat16
+    they save time too, but take twice the memory.
     """
     if invariant is None and model.dtype == torch.float32 and gains_from_packing(model):
         try:

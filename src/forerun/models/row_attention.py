@@ -126,10 +126,7 @@ def _attend(
     for task in range(first_task, last_task):
         key_head, rows = task % num_key_heads, (runs[task // num_key_heads], runs[task // num_key_heads + 1])
         begin = first[rows[0]]
-        # A row is its own last ancestor, and its other ancestors are before it.
-        end = ancestors[starts[rows[1]] - 1] + 1
-        for row in range(rows[0], rows[1]):
-            end = max(end, ancestors[starts[row + 1] - 1] + 1)
+        end = ancestors[starts[rows[1]] - 1] + 1  # a row is its own last ancestor, and rows are in order
         keys, values = _gather(key, key_head, begin, end), _gather(value, key_head, begin, end)
         for row in range(rows[0], rows[1]):
             own = ancestors[starts[row] : starts[row + 1]] - begin

@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Engine:
-    """A vLLM engine in float32."""
+    """A vLLM engine, in float32 unless another dtype is given."""
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, dtype: str = "float32", **options: Any) -> None:
         from vllm import LLM
 
-        self.llm = LLM(model=model, dtype="float32", enforce_eager=True, disable_log_stats=False, **options)
+        self.llm = LLM(model=model, dtype=dtype, enforce_eager=True, disable_log_stats=False, **options)
 
     def generate(self, prompts: list[Any], params: Any, **options: Any) -> list[dict[str, Any]]:
         """The tokens of every output, with the log-probabilities that were requested."""

@@ -10,9 +10,9 @@ import random
 import sys
 from typing import Any
 
-from vllm import LLM, SamplingParams
+from vllm import SamplingParams
 
-from e2e.programs.engine_output import answer
+from e2e.programs.engine_output import Engine, answer
 
 NUM_TOKENS = 16
 NUM_PROMPTS = 8
@@ -25,11 +25,11 @@ def prompts() -> list[Any]:
     return [{"prompt_token_ids": phrase * 3} for phrase in phrases]
 
 
-def settings(at: int, max_draft: int) -> Any:
+def settings(at: int, max_draft: int, *, max_tokens: int, temperature: float) -> Any:
     """Greedy for even prompts, and sampled with a seed for odd ones."""
-    sampling: dict[str, Any] = {"temperature": 0} if at % 2 == 0 else {"temperature": 0.4, "seed": at}
+    sampling: dict[str, Any] = {"temperature": 0} if at % 2 == 0 else {"temperature": temperature, "seed": at}
     return SamplingParams(
-        max_tokens=NUM_TOKENS,
+        max_tokens=max_tokens,
         ignore_eos=True,
         logprobs=1,
         extra_args={"forerun_max_draft": max_draft},
@@ -37,17 +37,24 @@ def settings(at: int, max_draft: int) -> Any:
     )
 
 
-def generate(llm: Any, *, max_draft: int, together: bool) -> list[Any]:
-    """The tokens and their log-probabilities, for each prompt."""
-    requests = [(prompt, settings(at, max_draft)) for at, prompt in enumerate(prompts())]
-    batches = [requests] if together else [[each] for each in requests]
+def exact_outputs(send: Any, requests: list[tuple[Any, Any]], concurrency: int) -> list[Any]:
+    """The tokens and their log-probabilities, for each prompt and its settings; `send` is vLLM's method."""
     found = []
-    for batch in batches:
-        outputs = llm.generate([each for each, _ in batch], [each for _, each in batch], use_tqdm=False)
-        for output in (output.outputs[0] for output in outputs):
+    for first in range(0, len(requests), concurrency):
+        prompts, params = zip(*requests[first : first + concurrency], strict=True)
+        for output in (each.outputs[0] for each in send(list(prompts), list(params), use_tqdm=False)):
             steps = zip(output.token_ids, output.logprobs, strict=True)
             found.append([(token, position[token].logprob) for token, position in steps])
     return found
+
+
+def generate(engine: Engine, *, max_draft: int, together: bool) -> list[Any]:
+    """The outputs of all prompts."""
+    requests = [
+        (prompt, settings(at, max_draft, max_tokens=NUM_TOKENS, temperature=0.4))
+        for at, prompt in enumerate(prompts())
+    ]
+    return exact_outputs(engine.llm.generate, requests, NUM_PROMPTS if together else 1)
 
 
 def without_one_block(llm: Any) -> None:
@@ -57,17 +64,10 @@ def without_one_block(llm: Any) -> None:
     layer.cpu_linear = layer.cpu_linear.stock
 
 
-def num_accepted(llm: Any) -> float:
-    name = "vllm:spec_decode_num_accepted_tokens"
-    return float(sum(metric.value for metric in llm.get_metrics() if metric.name == name))
-
-
 def main(model: str, dtype: str, options: str) -> None:
-    llm = LLM(
+    engine = Engine(
         model,
-        dtype=dtype,
-        enforce_eager=True,
-        disable_log_stats=False,
+        dtype,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=64 << 20,
@@ -78,17 +78,17 @@ def main(model: str, dtype: str, options: str) -> None:
         **json.loads(options),
     )
     outputs = {
-        "alone": generate(llm, max_draft=0, together=False),
-        "together": generate(llm, max_draft=0, together=True),
+        "alone": generate(engine, max_draft=0, together=False),
+        "together": generate(engine, max_draft=0, together=True),
     }
-    before = num_accepted(llm)
-    outputs["alone, speculative"] = generate(llm, max_draft=8, together=False)
-    outputs["together, speculative"] = generate(llm, max_draft=8, together=True)
-    accepted = num_accepted(llm)
-    without_one_block(llm)
+    before = engine.num_accepted
+    outputs["alone, speculative"] = generate(engine, max_draft=8, together=False)
+    outputs["together, speculative"] = generate(engine, max_draft=8, together=True)
+    accepted = engine.num_accepted
+    without_one_block(engine.llm)
     sabotaged = {
-        "alone": generate(llm, max_draft=0, together=False),
-        "together, speculative": generate(llm, max_draft=8, together=True),
+        "alone": generate(engine, max_draft=0, together=False),
+        "together, speculative": generate(engine, max_draft=8, together=True),
     }
     answer({"outputs": outputs, "sabotaged": sabotaged, "accepted": [before, accepted]})
 

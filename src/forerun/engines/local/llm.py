@@ -51,8 +51,8 @@ class LLM:
     number of rows in a forward pass, so near-ties can resolve differently and the output may differ from
     non-speculative decoding there. With `invariant`, or that key of `config`, logits depend on the tokens of
     their own request alone, bit for bit: output is the same with and without speculation and in any batch, in
-    every dtype. It needs a CPU. If left out, it is on in float32 on a CPU with MKL, where it costs nothing;
-    the attribute `invariant` is the mode in use.
+    every dtype. It needs a CPU. If left out, it is on in float32 on a CPU with MKL, where it costs no
+    throughput (prefill is slower); the attribute `invariant` is the mode in use.
     """
 
     def __init__(  # noqa: PLR0913  (keyword settings of the public API)
