@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-sampler bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -49,6 +49,10 @@ bench-drafters:
 # The local engine against transformers: about twenty minutes on an otherwise idle machine.
 bench-local:
 	@$(RUN)/python scripts/bench_local.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# The V1 sampler: whole drafts at once against position by position. Two minutes.
+bench-sampler:
+	@$(RUN)/python scripts/bench_sampler.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Time of one controller decision: half a minute.
 bench-control:

@@ -38,6 +38,7 @@ def sampling_params(mode: str) -> list[Any]:
         {"temperature": 0},
         {"temperature": 0.8, "seed": 1, "top_p": 0.9, "top_k": 50},
         {"temperature": 1.0},
+        {"temperature": 0.7, "seed": 2},
         of_one_runner,
         {"temperature": 0, "repetition_penalty": 1.1},
         {"temperature": 0, "min_tokens": 8, "logprobs": 2},

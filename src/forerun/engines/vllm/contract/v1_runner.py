@@ -94,6 +94,8 @@ V1_RUNNER: Final = PrivateNames(
         ),
     },
     assigned={
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler": ("forward", "logprobs_mode"),
+        "vllm.v1.sample.sampler.Sampler": ("topk_topp_sampler", "use_fp64_gumbel"),
         "vllm.v1.spec_decode.metadata.SpecDecodeMetadata": ("max_spec_len",),
         "vllm.v1.sample.thinking_budget_state.ThinkingBudgetStateHolder": ("in_spec_mode",),
     },

@@ -14,6 +14,7 @@ from vllm.v1.worker import gpu_model_runner
 
 from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.step_plan import read_plan
+from forerun.engines.vllm.v1.gumbel_sampling import install_gumbel_argmax, samples_like_vllm
 from forerun.engines.vllm.v1.sampler import SpeculativeSampler
 
 
@@ -27,7 +28,12 @@ def install_sampler(runner: Any) -> None:
     runner._bookkeeping_sync = _mask_prefill_generators(runner, runner._bookkeeping_sync)
     if runner.speculative_config is None:
         return
-    sampler = SpeculativeSampler(runner.sampler, runner, speculation_config(runner.vllm_config))
+    samples_chains = samples_like_vllm(runner.sampler)
+    if samples_chains:
+        install_gumbel_argmax(runner.sampler)
+    sampler = SpeculativeSampler(
+        runner.sampler, runner, speculation_config(runner.vllm_config), samples_chains=samples_chains
+    )
     runner.rejection_sampler = sampler
     runner._get_spec_decode_draft_probs = lambda _: None  # it has no rows for looked-up draft tokens
     _capture_plan(runner, sampler)

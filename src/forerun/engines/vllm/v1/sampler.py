@@ -7,7 +7,8 @@ advances once per emitted token. So everything vLLM's sampler applies (penalties
 min-p, logit biases, logits processors, logprobs) applies here unchanged, and this module does not depend on
 the list.
 
-If every request is greedy and no setting depends on the output, all rows are verified at once.
+If no setting depends on the output, whole drafts are sampled at once: greedily, or by `gumbel_sampling` where
+the batch sets neither top-k nor top-p.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
+from forerun.core.gumbel_sampling import GREEDY_TEMPERATURE
 from forerun.engines.vllm.request_options import RequestOptions
 from forerun.engines.vllm.step_plan import StepPlan
+from forerun.engines.vllm.v1.gumbel_sampling import sample_chains
 from forerun.engines.vllm.v1.sampling_settings import (
     below_min_tokens,
     is_argmax_only,
     is_row_independent,
+    is_unmasked,
     must_match,
     one_row_per_request,
     select_requests,
@@ -40,9 +44,6 @@ from forerun.engines.vllm.v1.verification import (
     verify_requests,
 )
 
-_GREEDY = 1e-5
-"""Below this temperature vLLM decodes greedily."""
-
 PLACEHOLDER_TOKEN_ID = -1
 """Padding after the last output token of a request, as in vLLM."""
 
@@ -53,10 +54,14 @@ class SpeculativeSampler(torch.nn.Module):
     Chosen draft tokens, and all draft tokens of requests with a seed, a grammar or logprobs, are compared
     with the tokens of non-speculative sampling. Draft tokens that the draft model sampled are verified
     against its q, and so are requests that allow lenience: for them vLLM's sampler supplies its distribution.
+    `samples_chains` says that `gumbel_sampling` reproduces vLLM's sampler.
     """
 
-    def __init__(self, stock_sampler: Any, runner: Any, config: SpeculationConfig) -> None:
+    def __init__(
+        self, stock_sampler: Any, runner: Any, config: SpeculationConfig, *, samples_chains: bool = False
+    ) -> None:
         super().__init__()
+        self.samples_chains = samples_chains
         self.stock_sampler = stock_sampler
         self.runner = runner
         self.config = config
@@ -81,6 +86,12 @@ class SpeculativeSampler(torch.nn.Module):
         if not rejection and is_argmax_only(sampling_metadata):
             rows = self.stock_sampler.greedy_sample(logits.to(torch.float32)).tolist()
             return _match_rows(drafts, rows, metadata.max_spec_len, logits.device)
+        if self.samples_chains and not rejection and is_unmasked(sampling_metadata):
+            temperature, generators = sampling_metadata.temperature, sampling_metadata.generators
+            emitted = sample_chains(logits, drafts, temperature, generators)
+            if emitted is not None:
+                tokens = _padded(emitted, metadata.max_spec_len + 1, logits.device)
+                return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=None)
         return self._sample_positions(drafts, rejection, metadata.max_spec_len, logits, sampling_metadata)
 
     def _sample_positions(
@@ -101,7 +112,8 @@ class SpeculativeSampler(torch.nn.Module):
                 requests = active if is_row_independent(sampling) else list(range(len(drafts)))
                 depths = torch.tensor([min(position, len(drafts[request])) for request in requests])
                 rows = logits[(starts[requests] + depths).to(logits.device)]
-                settings = select_requests(sampling, requests, active)
+                is_active = set(active)
+                settings = select_requests(sampling, requests, is_active)
                 deferred = [(row, rejection[at]) for row, at in enumerate(requests) if at in rejection]
                 p = target_logits(self.stock_sampler, rows.clone(), settings) if deferred else rows
                 output = self.stock_sampler(rows, settings)
@@ -109,7 +121,7 @@ class SpeculativeSampler(torch.nn.Module):
                 for row, each in deferred:
                     tokens[row] = each.observe(position, p[row], tokens[row])
                 for row, request in enumerate(requests):
-                    if request in active:
+                    if request in is_active:
                         emitted[request].append(tokens[row])
                 if output.logprobs_tensors is not None:
                     logprobs.append(output.logprobs_tensors)
@@ -160,7 +172,7 @@ class SpeculativeSampler(torch.nn.Module):
         for request, draft in enumerate(drafts):
             if draft and not any(request in min_tokens for min_tokens in below_min_tokens(sampling)):
                 q, lenience = self._q(names[request], len(draft)), self._lenience(names[request])
-                greedy = sampling.all_greedy or float(sampling.temperature[request]) < _GREEDY
+                greedy = sampling.all_greedy or float(sampling.temperature[request]) < GREEDY_TEMPERATURE
                 matched = greedy or request in sampling.generators or self._has_grammar(names[request])
                 if lenience < 1:
                     rejection[request] = RejectionRequest(draft, None if matched else q, greedy, lenience)

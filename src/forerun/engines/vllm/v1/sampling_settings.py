@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,7 @@ def below_min_tokens(sampling: SamplingMetadata) -> Iterator[Collection[int]]:
 
 
 def select_requests(
-    sampling: SamplingMetadata, requests: Sequence[int], active: Collection[int]
+    sampling: SamplingMetadata, requests: Sequence[int], active: Set[int]
 ) -> SamplingMetadata:
     """The settings of these requests, in this order, with generators for the active ones only."""
     generators = {
@@ -66,6 +66,11 @@ def select_requests(
 def is_argmax_only(sampling: SamplingMetadata) -> bool:
     """Whether every request is greedy and no setting changes the argmax."""
     return bool(sampling.all_greedy and is_row_independent(sampling))
+
+
+def is_unmasked(sampling: SamplingMetadata) -> bool:
+    """Whether no request of the batch uses a setting other than the temperature."""
+    return bool(sampling.top_k is None and sampling.top_p is None and is_row_independent(sampling))
 
 
 def is_row_independent(sampling: SamplingMetadata) -> bool:
