@@ -16,15 +16,13 @@ import numpy as np
 from forerun.core.jit import compiled, inlined
 from forerun.core.row_threads import over_rows
 from forerun.types import IntArray
+from forerun.types.sampling import GREEDY_TEMPERATURE
 
 BLOCK: Final = 128
 """Tokens that are compared with the best token at once."""
 
 MIN_WEIGHT: Final = 2.0**-55
 """The smallest possible -log u is 2^-54, so a token with a relative weight below this cannot win."""
-
-GREEDY_TEMPERATURE: Final = 1e-5
-"""Below this temperature vLLM decodes greedily."""
 
 _MIN_CHAINS_PER_THREAD: Final = 2
 

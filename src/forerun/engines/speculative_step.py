@@ -13,6 +13,8 @@ from forerun.drafters.tree_merge import verdict_for, verified_part
 from forerun.engines.guarded_drafter import EMPTY_DRAFT, as_chosen
 from forerun.types import BoolArray, Draft, IntArray, RequestView, Verdict
 
+_NO_TOKENS: BoolArray = np.zeros(0, dtype=bool)
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -97,6 +99,8 @@ class SpeculativeStep:
 
     def outcome_masks(self) -> tuple[BoolArray, BoolArray]:
         """Masks over the draft tokens of all requests: the accepted ones, and the verified ones."""
+        if not any(map(len, self.drafts)):
+            return _NO_TOKENS, _NO_TOKENS
         accepted_nodes: list[int] = []
         verified_nodes: list[range] = []
         start = 0

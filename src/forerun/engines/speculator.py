@@ -105,12 +105,17 @@ class Speculator:
         the skipped tokens at the next proposal.
         """
         began = time.perf_counter()
-        names = self._admit(requests)
-        step = SpeculativeStep(self.controller.begin_step(names, rows, context), requests)
+        step = SpeculativeStep(self.controller.begin_step(self._admit(requests), rows, context), requests)
         should_draft = self.controller.should_draft(step.control).tolist()
-        for name in self.drafters:
+        names = (
+            list(self.drafters)
+            if any(should_draft)
+            else [name for name in self._planned if name in self.drafters]
+        )
+        for name in names:
             self._propose(step, name, should_draft)
-        self.merger.merge(step)
+        if any(step.proposals):
+            self.merger.merge(step)
         step.control.lookup_seconds += time.perf_counter() - began - step.control.draft_seconds
         return step
 
@@ -199,7 +204,7 @@ class Speculator:
 
     def close(self, step: SpeculativeStep, seconds: float) -> Goodput | None:
         """End a step after its requests were observed; `seconds` is its duration, drafting included."""
-        for name in self._planned:
+        for name in self._planned if any(step.outcomes) else ():
             lengths, num_accepted = step.outcomes_of(name)
             if lengths.any():
                 source = planned_source(name)

@@ -6,8 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from forerun.errors import InvalidSampling
+
+GREEDY_TEMPERATURE: Final = 1e-5
+"""Below this temperature decoding is greedy, as in vLLM."""
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -72,8 +76,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether decoding is greedy: temperature below 1e-5, the same threshold as in vLLM."""
-        return self.temperature < 1e-5
+        """Whether decoding is greedy."""
+        return self.temperature < GREEDY_TEMPERATURE
 
     @property
     def looks_back(self) -> bool:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from forerun.engines.speculative_step import DraftRequest
 from forerun.engines.vllm.request_options import DEFAULT_OPTIONS, NO_DRAFTER, RequestOptions
 from forerun.types import RequestView
+from forerun.types.sampling import GREEDY_TEMPERATURE
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The speculation settings of a request, which do not change while it runs."""
+
+    max_draft: int
+    drafters: tuple[str, ...] | None
+    greedy: bool
+    adaptive: bool | None
+    has_thinking_budget: bool
 
 
 class DraftRequestBuilder:
-    """Builds the draft requests of a batch; remembers the options of each request until it is forgotten.
+    """Builds the draft requests of a batch; remembers the settings of each request until it is forgotten.
 
     `drafters` are the names that options may use, `max_draft_tokens` is the limit of every request.
     """
@@ -20,54 +33,57 @@ class DraftRequestBuilder:
         self.scheduler = scheduler
         self.drafters = drafters
         self.max_draft_tokens = max_draft_tokens
-        self.options: dict[str, RequestOptions] = {}
+        self._settings: dict[str, _Settings] = {}
 
     def build(self, requests: Sequence[Any], num_pending: int = 0) -> list[DraftRequest]:
         """The draft requests of a batch, after `num_pending` more tokens of every request."""
-        share = self._max_draft_per_request(requests)
+        every = [self._settings.get(each.request_id) or self._read_settings(each) for each in requests]
+        share = self._max_draft_per_request(every)
         result = []
-        for request in requests:
-            options = self._options_of(request)
-            budget = min(share, self._max_draft(request, options, num_pending))
-            drafters = _drafters(options)
+        for request, settings in zip(requests, every, strict=True):
+            budget = min(share, self._max_draft(request, settings.max_draft, num_pending))
             result.append(
-                DraftRequest(view_of(request), budget, drafters, _is_greedy(request), options.adaptive)
+                DraftRequest(view_of(request), budget, settings.drafters, settings.greedy, settings.adaptive)
             )
         return result
 
     def drafters_of(self, request_id: str) -> tuple[str, ...] | None:
         """The drafters that a request names; None for the server's default ones."""
-        return _drafters(self.options.get(request_id, DEFAULT_OPTIONS))
+        settings = self._settings.get(request_id)
+        return None if settings is None else settings.drafters
 
     def forget(self, request_id: str) -> None:
-        """Drop the options of a finished request."""
-        self.options.pop(request_id, None)
+        """Drop the settings of a finished request."""
+        self._settings.pop(request_id, None)
 
-    def _options_of(self, request: Any) -> RequestOptions:
-        """The speculation options of a request; the front end has rejected invalid ones."""
-        options = self.options.get(request.request_id)
-        if options is None:
-            params = request.sampling_params
-            options = (
-                DEFAULT_OPTIONS
-                if params is None
-                else RequestOptions.parse_or_default(params.extra_args, self.drafters)
-            )
-            self.options[request.request_id] = options
-        return options
+    def _read_settings(self, request: Any) -> _Settings:
+        """Read the speculation settings of a request; the front end has rejected invalid ones."""
+        params, options = request.sampling_params, DEFAULT_OPTIONS
+        if params is not None:
+            options = RequestOptions.parse_or_default(params.extra_args, self.drafters)
+        limit = self.max_draft_tokens
+        settings = _Settings(
+            max_draft=limit if options.max_draft is None else min(options.max_draft, limit),
+            drafters=_drafters(options),
+            greedy=params is None or params.temperature < GREEDY_TEMPERATURE,
+            adaptive=options.adaptive,
+            has_thinking_budget=params is not None and params.thinking_token_budget is not None,
+        )
+        self._settings[request.request_id] = settings
+        return settings
 
-    def _max_draft_per_request(self, requests: Sequence[Any]) -> int:
+    def _max_draft_per_request(self, settings: Sequence[_Settings]) -> int:
         """An equal share of the step's token budget, so that every request is scheduled.
 
         0 while any request has a thinking budget on the V1 runner, which counts thinking tokens one output
         token at a time.
         """
-        if not self.scheduler.use_v2_model_runner and any(map(_has_thinking_budget, requests)):
+        if any(each.has_thinking_budget for each in settings) and not self.scheduler.use_v2_model_runner:
             return 0
-        return max(0, int(self.scheduler.max_num_scheduled_tokens) // max(1, len(requests)) - 1)
+        return max(0, int(self.scheduler.max_num_scheduled_tokens) // max(1, len(settings)) - 1)
 
-    def _max_draft(self, request: Any, options: RequestOptions, num_pending: int) -> int:
-        """The draft tokens that a request can still emit after `num_pending` more tokens, within its options.
+    def _max_draft(self, request: Any, limit: int, num_pending: int) -> int:
+        """The draft tokens that a request can still emit after `num_pending` more tokens, at most `limit`.
 
         Each step emits one token more than the accepted draft tokens. Steps in flight count as if all their
         draft tokens were accepted.
@@ -75,9 +91,7 @@ class DraftRequestBuilder:
         num_pending += request.num_output_placeholders
         until_full: int = self.scheduler.max_model_len - request.num_tokens - num_pending
         until_done: int = request.max_tokens - request.num_output_tokens - num_pending
-        limit = self.max_draft_tokens
-        requested = limit if options.max_draft is None else options.max_draft
-        return max(0, min(until_full - 1, until_done - 1, requested, limit))
+        return max(0, min(until_full - 1, until_done - 1, limit))
 
 
 def view_of(request: Any) -> RequestView:
@@ -100,12 +114,3 @@ def _drafters(options: RequestOptions) -> tuple[str, ...] | None:
     if options.drafter is None:
         return None
     return () if options.drafter == NO_DRAFTER else (options.drafter,)
-
-
-def _has_thinking_budget(request: Any) -> bool:
-    return request.sampling_params.thinking_token_budget is not None
-
-
-def _is_greedy(request: Any) -> bool:
-    params = request.sampling_params
-    return params is None or params.temperature < 1e-5

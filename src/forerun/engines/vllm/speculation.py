@@ -99,6 +99,10 @@ def record_goodput(stats: SpecDecodeStats, step: SpeculativeStep, goodput: Goodp
     """Record the draft length and the goodput of a step for every drafter; ignores steps without requests."""
     if not step.requests:
         return
+    if not any(step.num_verified):
+        for drafter in stats.drafters:
+            stats.record_goodput(drafter, 0.0, None)
+        return
     by_source: Counter[str] = Counter()
     for draft, num_verified in zip(step.drafts, step.num_verified, strict=True):
         by_source.update(draft.source[:num_verified])

@@ -82,6 +82,9 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
     def _observe_request(
         self, step: SpeculativeStep, index: int, output: Sequence[int], num_verified: int
     ) -> None:
+        if not len(step.drafts[index]):
+            self.stats.record_request_step((), len(output))
+            return
         step.drafts[index] = draft = with_accepted(step.drafts[index], output)
         self.stats.record_request_step(draft.source[:num_verified], len(output))
         name = step.requests[index].name

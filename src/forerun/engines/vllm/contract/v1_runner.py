@@ -20,6 +20,13 @@ V1_RUNNER: Final = PrivateNames(
         "vllm.v1.worker.gpu_model_runner.build_logitsprocs": ("vllm_config",),
         "vllm.v1.sample.logits_processor.interface.LogitsProcessor.apply": ("self", "logits"),
         "vllm.v1.sample.logits_processor.interface.LogitsProcessor.update_state": ("self", "batch_update"),
+        "vllm.v1.sample.ops.topk_topp_sampler.TopKTopPSampler.forward_cpu": (
+            "self",
+            "logits",
+            "generators",
+            "k",
+            "p",
+        ),
         "vllm.v1.sample.ops.topk_topp_sampler.apply_top_k_top_p": ("logits", "k", "p"),
         "vllm.v1.sample.rejection_sampler.RejectionSampler.forward": (
             "self",

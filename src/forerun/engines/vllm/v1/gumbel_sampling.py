@@ -75,7 +75,8 @@ def gumbel_argmax(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
 
 def samples_like_vllm(stock_sampler: Any) -> bool:
     """Whether vLLM's sampler is the one that this module reproduces; compares tokens of random rows."""
-    if not current_platform.is_cpu() or stock_sampler.use_fp64_gumbel:
+    stage = stock_sampler.topk_topp_sampler
+    if not current_platform.is_cpu() or stock_sampler.use_fp64_gumbel or stage.forward != stage.forward_cpu:
         return False
     random = torch.Generator().manual_seed(0)
     for num_tokens, scale in ((1000, 1.0), (32768, 5.0)):
@@ -94,7 +95,7 @@ def samples_like_vllm(stock_sampler: Any) -> bool:
 def install_gumbel_argmax(stock_sampler: Any) -> None:
     """Let vLLM's sampler use the faster kernel for batches that set neither top-k nor top-p."""
     stage = stock_sampler.topk_topp_sampler
-    stock_forward = stage.forward
+    stock_forward = stage.forward_cpu
 
     def forward(logits: torch.Tensor, generators: dict[int, torch.Generator], k: Any, p: Any) -> Any:
         if k is not None or p is not None or stage.logprobs_mode.startswith("processed"):

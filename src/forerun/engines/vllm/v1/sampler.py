@@ -24,7 +24,6 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
-from forerun.core.gumbel_sampling import GREEDY_TEMPERATURE
 from forerun.engines.vllm.request_options import RequestOptions
 from forerun.engines.vllm.step_plan import StepPlan
 from forerun.engines.vllm.v1.gumbel_sampling import sample_chains
@@ -43,6 +42,7 @@ from forerun.engines.vllm.v1.verification import (
     target_logits,
     verify_requests,
 )
+from forerun.types.sampling import GREEDY_TEMPERATURE
 
 PLACEHOLDER_TOKEN_ID = -1
 """Padding after the last output token of a request, as in vLLM."""
