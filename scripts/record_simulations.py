@@ -1,6 +1,7 @@
 """Simulates the grid and every bundled scenario; records the results and draws the figures.
 
 make simulate
+make simulate ARGS=--only-wrong-estimates
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import typer
@@ -17,14 +19,37 @@ from forerun.rendering.plots import write_figure
 from forerun.simulate.figures import draw_grid, draw_scenario
 from forerun.simulate.grid import grid, run_grid
 from forerun.simulate.scenario import BASELINE, FIXED, FORERUN, Scenario, bundled_scenarios, run_scenario
+from forerun.simulate.wrong_estimates import cells_with_errors, compare_with_baseline
+from records import write_record
 
 ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs" / "records"
+
+
+def record_wrong_estimates(record: Path) -> None:
+    """Record the worst and the median speedup for each error of the estimates."""
+    speedups: dict[str, list[float]] = {}
+    for result in compare_with_baseline(cells_with_errors()):
+        speedups.setdefault(result["error"], []).append(result["speedup"])
+    lines = [
+        {"error": error, "cells": len(some), "worst": min(some), "median": median(some)}
+        for error, some in speedups.items()
+    ]
+    facts = provenance("make simulate", ("forerun", "numpy", "numba"), threads=1)
+    write_record(lines, facts, record)
 
 
 def main(
-    record: Path = ROOT / "docs" / "records" / "simulate.json", figures: Path = ROOT / "docs" / "figures"
+    record: Path = RECORDS / "simulate.json",
+    figures: Path = ROOT / "docs" / "figures",
+    wrong_estimates: Path = RECORDS / "wrong-estimates.json",
+    *,
+    only_wrong_estimates: bool = False,
 ) -> None:
-    """Run all simulations, which takes about a quarter of an hour."""
+    """Run all simulations, which takes about half an hour."""
+    record_wrong_estimates(wrong_estimates)
+    if only_wrong_estimates:
+        return
     figures.mkdir(exist_ok=True)
     recorded: dict[str, Any] = {"scenarios": {}}
     for name in bundled_scenarios():

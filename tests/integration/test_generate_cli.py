@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import forerun
 from forerun import LLM, Draft, SpeculationConfig, Verdict
 from forerun.cli.generate_output import answer
 from forerun.cli.main import app
+from forerun.control import cost_profiler
 from forerun.engines.local import llm as local
 from forerun.engines.local import startup
 from forerun.engines.local.engine import Engine
@@ -60,8 +62,10 @@ def generate(model: Path, prompt: str, *flags: str) -> Result:
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step costs of earlier runs."""
+    """No step costs of earlier runs; noisy timings of a tiny model do not make a curve provisional."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for limit in ("MAX_STEAL_SHARE", "MAX_OTHERS_SHARE", "MAX_SPREAD", "MAX_SHAPE_ERROR"):
+        monkeypatch.setattr(cost_profiler, limit, math.inf)
 
 
 def tokens_of(text: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from forerun.errors import ConfigurationError
 from forerun.simulate.grid import LENGTHS, GridCell, grid, run_grid
 from forerun.simulate.scenario import BASELINE, FIXED, FORERUN, Scenario, replicas_needed, simulate
 from forerun.simulate.traffic import Constant, Length, Poisson
+from forerun.simulate.wrong_estimates import WrongEstimates, compare_with_baseline
 
 SMALL = Scenario(
     name="small",
@@ -62,10 +64,41 @@ def test_the_controller_meets_its_bounds_on_the_grid() -> None:
 def test_a_controller_that_never_learns_fails_the_grid_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.control.survival.SurvivalEstimator.learn", lambda *_: None)
     (cell,) = run_grid([GridCell(8, 0.0, 1, "stationary")])
-    assert cell["speedup"] > 0.98, "NetGain suspends speculation"
-    monkeypatch.setattr("forerun.control.speedup.NetGain.is_losing", False)
+    assert cell["speedup"] > 0.98, "the guard suspends drafting"
+    monkeypatch.setattr("forerun.control.drafting_guard.DraftingGuard.record", lambda *_: None)
     (cell,) = run_grid([GridCell(8, 0.0, 1, "stationary")])
     assert cell["speedup"] < 0.98
+
+
+WRONG_ESTIMATES = (
+    WrongEstimates(level=0.5, shape=0.5),
+    WrongEstimates(level=2.0, heavy_tails=True),
+    WrongEstimates(survival=3.0, persistent=True, heavy_tails=True),
+    WrongEstimates(shape=0.5, survival=3.0, persistent=True, heavy_tails=True),
+    WrongEstimates(shape=0.0, persistent=True),
+    WrongEstimates(overhead=0.3),
+)
+CELLS = (
+    GridCell(1, 0.0, 16, "stationary"),
+    GridCell(8, 0.3, 1, "stationary"),
+    GridCell(8, 0.6, 8, "shifting"),
+    GridCell(64, 0.3, 16, "stationary"),
+)
+
+
+def test_wrong_estimates_do_not_make_drafting_slower_than_no_speculation() -> None:
+    """`forerun simulate --wrong-estimates` runs all cells."""
+    found = list(compare_with_baseline(product(CELLS, WRONG_ESTIMATES)))
+    assert len(found) == len(WRONG_ESTIMATES) * len(CELLS)
+    for each in found:
+        assert each["speedup"] >= 0.98, each
+    assert max(each["speedup"] for each in found) > 1.1
+
+
+def test_without_the_guard_persistently_wrong_estimates_lose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.control.drafting_guard.DraftingGuard.record", lambda *_: None)
+    (found,) = compare_with_baseline([(CELLS[0], WrongEstimates(shape=0.0, persistent=True))])
+    assert found["speedup"] < 0.9, found
 
 
 def test_the_command(tmp_path: Path) -> None:

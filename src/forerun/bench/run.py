@@ -19,8 +19,8 @@ import numpy as np
 
 from forerun.bench.record_writer import RecordWriter
 from forerun.bench.recorded_answer import MAX_STEAL_SHARE, TIME_DIGITS, CaseKey, RecordedAnswer
-from forerun.bench.steal_time import CpuTicks
 from forerun.bench.suites import Question
+from forerun.control.machine_load import CpuTicks
 from forerun.errors import ForerunError
 from forerun.servers.concurrency import map_concurrent
 from forerun.servers.endpoint import Endpoint

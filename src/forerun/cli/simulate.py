@@ -31,6 +31,14 @@ def simulate(
             "--grid", help="Compare the controller with every fixed draft length, over costs and texts."
         ),
     ] = False,
+    wrong_estimates: Annotated[
+        bool,
+        typer.Option(
+            "--wrong-estimates",
+            help="Compare the controller with non-speculative decoding where its costs and acceptance"
+            " estimates are wrong.",
+        ),
+    ] = False,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, help="Simulate N replicas, with their share of the requests."),
@@ -58,12 +66,16 @@ def simulate(
 
     Example: forerun simulate chat --replicas 2 --plot chat.png
     """
-    if grid == (scenario is not None):
-        raise typer.BadParameter("give a scenario, or --grid")
+    if grid + wrong_estimates + (scenario is not None) != 1:
+        raise typer.BadParameter("give one of: a scenario, --grid, --wrong-estimates")
+    if wrong_estimates and plot is not None:
+        raise typer.BadParameter("--wrong-estimates has no plot")
     with report_errors():
         if plot is not None:
             check_figure(plot)
-        if scenario is None:
+        if wrong_estimates:
+            _wrong_estimates(as_json)
+        elif scenario is None:
             _grid(plot, as_json)
         else:
             _scenario(scenario, replicas, plot, as_json)
@@ -112,6 +124,37 @@ def _print_grid(cells: list[dict[str, Any]]) -> None:
             values = sorted(cell[key] for cell in mine)
             numbers += [f"{values[0]:.3f}", f"{values[len(values) // 2]:.3f}"]
         table.add_row(text, str(len(mine)), *numbers)
+    Console().print(table)
+
+
+def _wrong_estimates(as_json: bool) -> None:
+    from forerun.simulate.wrong_estimates import cells_with_errors, compare_with_baseline
+
+    every = cells_with_errors()
+    results: list[dict[str, Any]] = []
+    with progress_bar("simulating", len(every)) as progress:
+        for result in compare_with_baseline(every):
+            results.append(result)
+            progress(len(results))
+    if as_json:
+        typer.echo(json.dumps(results, indent=1))
+    else:
+        _print_wrong_estimates(results)
+
+
+def _print_wrong_estimates(results: list[dict[str, Any]]) -> None:
+    """The worst speedup for each error."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("estimates, relative to the truth")
+    for title in ("cells", "over the baseline, worst", "median"):
+        table.add_column(title, justify="right")
+    for error in dict.fromkeys(result["error"] for result in results):
+        values = sorted(result["speedup"] for result in results if result["error"] == error)
+        table.add_row(error, str(len(values)), f"{values[0]:.3f}", f"{values[len(values) // 2]:.3f}")
     Console().print(table)
 
 

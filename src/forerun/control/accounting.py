@@ -1,21 +1,30 @@
-"""Accounting of finished steps: gains and costs of draft tokens and lookups, by class of requests."""
+"""Accounting of finished steps: gains and costs of draft tokens and lookups, by class of requests.
+
+Draft tokens are charged the measured time of their step beyond that of a step without any. The latter is
+measured in baseline steps of about as many requests, and taken from the cost curve before the first of these.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
+from forerun.control.drafting_guard import DraftingGuard
 from forerun.control.lookup_backoff import LookupBackoff
-from forerun.control.speedup import NetGain, SpeedupEstimate
+from forerun.control.relative_times import RelativeTimes
+from forerun.control.speedup import SpeedupEstimate
 from forerun.control.step import Step
 from forerun.control.step_cost import StepCost
 from forerun.core.jit import compiled
 from forerun.types import BoolArray, FloatArray, IntArray
 
-MAX_TIMING_DEVIATION: Final = 0.5
-"""Relative deviation from the predicted step time beyond which a measured time is clipped as disturbed."""
+BASELINE_SAMPLING: Final = 4
+"""Of the steps that happen to have no drafts, one in this many is measured; planned baseline steps all are.
+"""
 
 MAX_LOOKUP_SHARE: Final = 0.1
 """Cap on the lookup time charged to a step, as a share of the step. Compilation and long prompts cause rare
@@ -32,17 +41,31 @@ class Goodput:
     baseline: float
 
 
+@dataclass(frozen=True, slots=True)
+class LoadLevel:
+    """What was measured in steps with about the same number of requests: times of steps without and with
+    drafts, relative to the cost curve, and the guards of the classes.
+    """
+
+    baseline: RelativeTimes = field(default_factory=RelativeTimes)
+    speculative: RelativeTimes = field(default_factory=RelativeTimes)
+    guards: tuple[DraftingGuard, DraftingGuard] = field(
+        default_factory=lambda: (DraftingGuard(), DraftingGuard())
+    )
+
+
 class Accounting:
-    """Net gain, lookup backoff and recent speedup, from the outcomes of steps.
+    """Drafting guards, lookup backoff and recent speedup, from the outcomes of steps.
 
     Pairs hold the value for sampled requests first, then the value for greedy requests. Draft tokens of
     requests that are not adaptive do not count.
     """
 
     def __init__(self, cost: StepCost) -> None:
-        self.net_gain = (NetGain(), NetGain())
         self.lookup_backoff = (LookupBackoff(), LookupBackoff())
         self._cost = cost
+        self._levels: defaultdict[tuple[bool, int], LoadLevel] = defaultdict(LoadLevel)
+        self._num_baseline_steps = 0
         self._speedup = SpeedupEstimate()
         self._uncharged_draft_seconds = 0.0
 
@@ -51,11 +74,14 @@ class Accounting:
         """Recent speedup over non-speculative decoding, at least 1."""
         return self._speedup.value
 
-    @property
-    def is_losing(self) -> tuple[bool, bool]:
-        """Per class: whether it loses time by speculation."""
-        sampled, greedy = self.net_gain
-        return sampled.is_losing, greedy.is_losing
+    def level(self, step: Step) -> LoadLevel:
+        """The measurements of steps like this one: up to twice as many requests, and sampled ones or none."""
+        return self._levels[step.has_sampled, len(step.slots).bit_length()]
+
+    def suspended(self, step: Step) -> tuple[bool, bool]:
+        """Per class: whether its drafting is suspended at the load of this step."""
+        sampled, greedy = self.level(step).guards
+        return sampled.is_suspended, greedy.is_suspended
 
     def record_outcome(self, step: Step, accepted: BoolArray, seconds: float) -> Goodput | None:
         """Record the outcome of a step that took `seconds` without its lookups.
@@ -66,55 +92,72 @@ class Accounting:
         if not len(step.slots) or not self._cost.covers(step.num_rows):  # a prefill step
             self._uncharged_draft_seconds += step.draft_seconds
             return None
-        num_tokens = len(step.slots) + np.count_nonzero(accepted)
-        measured = num_tokens / (seconds + step.added_lookup_seconds)
+        num_accepted = np.count_nonzero(accepted) if len(accepted) else 0
+        measured = (len(step.slots) + num_accepted) / (seconds + step.added_lookup_seconds)
         if not len(accepted) and not step.draft_seconds:  # a baseline step
             self._record_lookups(step, (0.0, 0.0), (0.0, 0.0), seconds)
+            self._record_baseline(step, seconds)
+            self._record_gains(step, ((0.0, 0.0), (0.0, 0.0)), (0.0, seconds, 0.0))
             if step.adaptive.all():
                 self._speedup.update(1.0, 1.0)
             return Goodput(measured, measured, measured)
         predicted, baseline = self._record_speculation(step, accepted, seconds)
         return Goodput(predicted, measured, baseline)
 
+    def _record_baseline(self, step: Step, seconds: float) -> None:
+        """Record the time of a step without drafts and without prefill."""
+        self._num_baseline_steps += 1
+        is_sampled = step.is_baseline or self._num_baseline_steps % BASELINE_SAMPLING == 0
+        if is_sampled and not step.num_prefill_rows:
+            (predicted,) = step.predict_seconds(self._cost, step.baseline_rows)
+            self.level(step).baseline.record(seconds, predicted)
+
     def _record_speculation(self, step: Step, accepted: BoolArray, seconds: float) -> tuple[float, float]:
-        """Record a step with draft tokens or drafting time. Returns the predicted goodput of the step and of
-        non-speculative decoding.
+        """Record a step with draft tokens or drafting time. Returns the predicted goodput of the step and the
+        goodput of non-speculative decoding.
         """
-        num = len(step.slots)
+        num, level = len(step.slots), self.level(step)
         baseline, alone, speculative = step.predict_seconds(
             self._cost, step.baseline_rows, num, step.num_rows
         )
-        token_seconds, expected = alone / num, speculative + step.draft_seconds
-        clipped = min(
-            max(seconds, (1 - MAX_TIMING_DEVIATION) * expected), (1 + MAX_TIMING_DEVIATION) * expected
-        )
+        row_seconds = (speculative - baseline) / max(len(accepted), 1)
+        expected = speculative + step.draft_seconds
+        baseline, token_seconds = baseline * level.baseline.factor, alone * level.baseline.factor / num
+        if not step.num_prefill_rows:
+            level.speculative.record(seconds, expected)
+        clipped = level.speculative.clip(seconds, expected)
         if len(accepted):
             totals = totals_by_class(
                 step.request_flags, step.chosen.owners, step.chosen.mandatory, accepted
             ).tolist()
-            self._record_net_gain(step, totals, (clipped - baseline, baseline, token_seconds))
-            row_seconds = (speculative - baseline) / len(accepted)
-            self._record_lookups(step, (totals[0][3], totals[1][3]), (token_seconds, row_seconds), seconds)
+            extra = clipped - baseline + min(step.added_lookup_seconds, MAX_LOOKUP_SHARE * baseline)
+            times = (extra + self._uncharged_draft_seconds, baseline, token_seconds)
+            self._record_gains(step, [(each[0], each[1]) for each in totals], times)
+            self._uncharged_draft_seconds = 0.0
+            self._record_lookups(step, (totals[0][2], totals[1][2]), (token_seconds, row_seconds), seconds)
         else:
             self._uncharged_draft_seconds += step.draft_seconds
         if step.adaptive.all():
             self._speedup.update((num + np.count_nonzero(accepted)) / num, clipped / baseline)
         return step.expected_tokens / expected, num / baseline
 
-    def _record_net_gain(
-        self, step: Step, totals: list[list[float]], times: tuple[float, float, float]
+    def _record_gains(
+        self, step: Step, totals: Sequence[tuple[float, float]], times: tuple[float, float, float]
     ) -> None:
-        """Record savings and costs of draft tokens per class of requests.
+        """Record with the guard of each class what its draft tokens saved and cost.
 
-        A class is charged its share of the time beyond a baseline step, and of earlier drafting time that
-        produced no verified draft tokens.
+        `totals` are the chosen and the accepted draft tokens of the classes, `times` the seconds beyond a
+        baseline step, of a baseline step, and per token of one. A class is charged its share of the time
+        beyond a baseline step: lookups and drafting included, also earlier drafting that came to nothing.
         """
         extra, baseline, token_seconds = times
-        for net_gain, (share, num_chosen, num_accepted, _) in zip(self.net_gain, totals, strict=True):
-            if num_chosen:
-                cost = (extra + self._uncharged_draft_seconds) * num_chosen / len(step.chosen)
-                net_gain.record(num_accepted * token_seconds, cost, baseline * share)
-        self._uncharged_draft_seconds = 0.0
+        level = self.level(step)
+        nums = (len(step.slots) - step.num_greedy, step.num_greedy)
+        for guard, num, (num_chosen, num_accepted) in zip(level.guards, nums, totals, strict=True):
+            if num:
+                cost = extra * num_chosen / len(step.chosen) if num_chosen else 0.0
+                share = baseline * num / len(step.slots)
+                guard.record(num_accepted * token_seconds, cost, share, level.baseline.standard_error)
 
     def _record_lookups(
         self,
@@ -147,16 +190,14 @@ class Accounting:
 def totals_by_class(
     request_flags: tuple[BoolArray, BoolArray], owners: IntArray, mandatory: BoolArray, accepted: BoolArray
 ) -> FloatArray:
-    """Per class (sampled, greedy): share of the requests, then among tokens of adaptive requests the number
-    chosen, the number accepted, and the number accepted that were not mandatory.
+    """Per class (sampled, greedy), among draft tokens of adaptive requests: the number chosen, the number
+    accepted, and the number accepted that were not mandatory.
     """
     greedy, adaptive = request_flags
-    out = np.zeros((2, 4))
-    for i in range(len(greedy)):
-        out[int(greedy[i]), 0] += 1 / len(greedy)
+    out = np.zeros((2, 3))
     for i in range(len(owners)):
         if adaptive[owners[i]]:
-            out[int(greedy[owners[i]]), 1] += 1
-            out[int(greedy[owners[i]]), 2] += accepted[i]
-            out[int(greedy[owners[i]]), 3] += accepted[i] and not mandatory[i]
+            out[int(greedy[owners[i]]), 0] += 1
+            out[int(greedy[owners[i]]), 1] += accepted[i]
+            out[int(greedy[owners[i]]), 2] += accepted[i] and not mandatory[i]
     return out

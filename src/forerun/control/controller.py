@@ -34,9 +34,9 @@ class Controller:
     decides when to explore.
     """
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: StepCost, survival: SurvivalEstimator | None = None) -> None:
         self.cost = cost
-        self.survival = SurvivalEstimator()
+        self.survival = SurvivalEstimator() if survival is None else survival
         self.exploration_budget = ExplorationBudget()
         self.accounting = Accounting(cost)
         self._draft_cost = DraftCost(cost)

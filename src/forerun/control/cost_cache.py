@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.control.step_cost import StepCost
 
 
@@ -39,6 +41,17 @@ def save(key: str, cost: StepCost) -> Path | None:
         os.replace(part.name, file)
         return file
     return None
+
+
+def save_corrected(key: str, cost: StepCost) -> Path | None:
+    """Write a curve that steps have corrected; returns the file, None if nothing was written.
+
+    A provisional curve stays provisional. If another process has profiled anew since, its curve is kept.
+    """
+    kept = load(key)
+    if kept is not None and not np.array_equal(kept.profiled, cost.profiled):
+        return None
+    return save(key, cost)
 
 
 def cache_path(key: str) -> Path:

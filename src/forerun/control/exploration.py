@@ -98,7 +98,8 @@ class ExplorationSchedule:
     def end_step(self, step: Step, seconds: float, speedup: float) -> None:
         """Add a step's share to the budget, and decide whether the next step is a baseline step.
 
-        `speedup` is the recent speedup, which a baseline step forgoes.
+        `speedup` is the recent speedup as measured, at least 1, which a baseline step forgoes. Where
+        speculation gains nothing, baseline steps are free, and the comparison is soon certain.
         """
         self._num_steps += 1
         if not len(step.slots):
@@ -110,22 +111,21 @@ class ExplorationSchedule:
         )
         self.next_is_baseline = False
         if self._steps_since_baseline >= MIN_BASELINE_INTERVAL:
-            baseline, with_drafts = step.predict_seconds(self._cost, step.baseline_rows, step.num_rows)
-            expected = step.expected_tokens / len(step.slots) * baseline / (with_drafts + step.draft_seconds)
-            self.next_is_baseline = self._budget.spend(baseline * (1 - 1 / max(speedup, expected)))
+            (baseline,) = step.predict_seconds(self._cost, step.baseline_rows)
+            self.next_is_baseline = self._budget.spend(baseline * (1 - 1 / speedup))
 
 
 @compiled
 def exploration_candidates(
-    keep: BoolArray, candidates: CandidateArrays, last_speculated: IntArray
+    keep: BoolArray, eligible: BoolArray, candidates: CandidateArrays, last_speculated: IntArray
 ) -> IntArray:
-    """First optional candidate of each request that has none selected, least recently speculated requests
+    """First eligible candidate of each request that has none selected, least recently speculated requests
     first.
     """
-    _, parents, _, owners, mandatory = candidates
+    _, parents, _, owners, _ = candidates
     first_tokens = np.full(len(last_speculated), -1)
     for i in range(len(owners) - 1, -1, -1):
-        if parents[i] < 0 and not mandatory[i]:
+        if parents[i] < 0 and eligible[i]:
             first_tokens[owners[i]] = i
     for i in range(len(owners)):
         if keep[i]:

@@ -51,8 +51,10 @@ class Planner:
         """Mask of the requests for which to look up draft tokens: where lookups pay, and requests that are
         not adaptive.
         """
+        backoffs, guards = self._accounting.lookup_backoff, self._accounting.level(step).guards
         sampled, greedy = (
-            backoff.should_look_up() and not step.is_baseline for backoff in self._accounting.lookup_backoff
+            backoff.should_look_up() and guard.should_look_up and not step.is_baseline
+            for backoff, guard in zip(backoffs, guards, strict=True)
         )
         step.lookup_enabled = (sampled, greedy)
         return ~step.adaptive | (greedy if greedy == sampled else np.where(step.greedy, greedy, sampled))
@@ -67,7 +69,7 @@ class Planner:
         adaptive = np.where(step.adaptive, max_lengths, 0)
         if step.is_baseline or not adaptive.any():
             return non_adaptive
-        sampled_suspended, greedy_suspended = self._accounting.is_losing
+        sampled_suspended, greedy_suspended = self._accounting.suspended(step)
         max_lengths = np.where(np.where(step.greedy, greedy_suspended, sampled_suspended), 0, adaptive)
         probabilities = self.survival_by_depth(step, source, ASSUMED_SURVIVAL[:1])[:, 0]
         curve, rate = self._time_value(step)
@@ -75,8 +77,7 @@ class Planner:
         lengths = draft_lengths(probabilities, max_lengths, step.baseline_rows, curve, rate, pass_seconds)
         if lengths.any():
             return non_adaptive + lengths
-        # Suspended classes explore only if all classes are suspended.
-        first_tokens = np.minimum(max_lengths if max_lengths.any() else adaptive, 1)
+        first_tokens = np.minimum(max_lengths, 1)
         now, wide = (
             interpolate(*curve, float(step.baseline_rows + more)) for more in (0, first_tokens.sum())
         )
@@ -92,9 +93,7 @@ class Planner:
         if not len(candidates):
             return np.zeros(0, dtype=bool)
         survivals = self.estimate_survival(step, candidates)
-        selection = self._select(
-            step, candidates, survivals, self._accounting.is_losing, self._schedule.max_loss
-        )
+        selection = self._select(step, candidates, survivals, self._schedule.max_loss)
         return self._record_selection(step, candidates, survivals, selection)
 
     def plan_rows(self, step: Step, acceptance: FloatArray, max_rows: IntArray) -> IntArray:
@@ -102,17 +101,10 @@ class Planner:
 
         `acceptance` has, request after request, the probability of each possible row that it will be filled
         and accepted; it never rises within a request. The output shows the outcome of a draft without rows
-        too. Exploration is therefore limited to rows that would pay if their class were not suspended.
+        too, so no row is exploratory.
         """
         rows = Candidates.from_acceptance(acceptance, max_rows)
-        selection = self._select(step, rows, acceptance, (False, False), -math.inf)
-        if any(self._accounting.is_losing):
-            keep, *_ = selection
-            acceptance, max_rows = acceptance[keep], np.bincount(rows.owners[keep], minlength=len(max_rows))
-            rows = Candidates.from_acceptance(acceptance, max_rows)
-            selection = self._select(
-                step, rows, acceptance, self._accounting.is_losing, self._schedule.max_loss
-            )
+        selection = self._select(step, rows, acceptance, max_loss=-math.inf)
         keep = self._record_selection(step, rows, acceptance, selection)
         return np.bincount(rows.owners[keep], minlength=len(max_rows))
 
@@ -121,7 +113,6 @@ class Planner:
         step: Step,
         candidates: Candidates,
         survivals: FloatArray,
-        suspended: tuple[bool, bool],
         max_loss: float,
     ) -> tuple[BoolArray, FloatArray, float]:
         """Select candidates by these survivals, exploratory ones up to a loss of `max_loss` seconds."""
@@ -131,7 +122,7 @@ class Planner:
             step.request_flags,
             (step.baseline_rows, step.is_baseline),
             self._time_value(step),
-            suspended,
+            self._accounting.suspended(step),
             max_loss,
             self._schedule.last_speculated(step.slots),
         )
@@ -213,7 +204,7 @@ def select_candidates(
 
     Returns the mask; per class (sampled, greedy), the expected accepted tokens and the number of candidates
     selected because they pay; and the expected loss in seconds of exploratory candidates. Classes that are
-    `suspended` get none that pay. Requests without any may get one exploratory candidate, least recently
+    `suspended` get none. Other requests without any may get one exploratory candidate, least recently
     speculated requests first, up to a loss of `max_loss` seconds.
     """
     _, parents, _, owners, mandatory = candidates
@@ -234,7 +225,6 @@ def select_candidates(
             if keep[i] and eligible[i]:
                 expected_accepted[int(greedy[owners[i]]), 0] += survivals[i]
                 expected_accepted[int(greedy[owners[i]]), 1] += 1
-        first_tokens = exploration_candidates(keep, candidates, last_speculated)
-        expected = np.where(eligible, survivals, 0.0)
-        loss = keep_exploratory(keep, first_tokens, expected, rows, time_value, max_loss)
+        first_tokens = exploration_candidates(keep, eligible, candidates, last_speculated)
+        loss = keep_exploratory(keep, first_tokens, survivals, rows, time_value, max_loss)
     return keep, expected_accepted, loss

@@ -21,17 +21,14 @@ from forerun.control.cost_filter import (
     kalman_step,
     upper_bound_curve,
 )
+from forerun.control.cost_sweeps import (
+    PROFILE_SECONDS,
+    REPEATS,
+    CostSweeps,
+    largest_size,
+    profile_sizes,
+)
 from forerun.types import FloatArray
-
-REPEATS: Final = 4
-PROFILE_SECONDS: Final = 3.0
-"""Profiling sweeps the row counts REPEATS times, or until PROFILE_SECONDS have passed, at least once."""
-
-TILE_ROWS: Final = 16
-"""Row granularity of matrix multiplication kernels; tiles are this large or a small multiple."""
-
-MAX_STEP_SECONDS: Final = 1.0
-"""Profiling does not double the row count beyond a forward pass that takes this many seconds."""
 
 CONTEXT_BAND_EDGES: Final = (4096, 16384, 65536, 262144, 1048576)
 """Total tokens of context in a step at which one band's curve ends and the next begins."""
@@ -40,32 +37,26 @@ CORRELATION_LENGTH: Final = 2.0
 """Prior errors of curve points correlate: by a factor of 1/e less per this many doublings of the row count.
 """
 
-
-def profile_sizes(max_rows: int, block_sizes: Sequence[int] = ()) -> list[int]:
-    """Row counts to profile up to `max_rows`: powers of two, and the first row beyond each tile.
-
-    An engine that computes rows in blocks of certain sizes has a staircase of costs. There it is the last row
-    of each stair and the first of the next one: stairs end at the block sizes, then at multiples of the
-    largest.
-    """
-    powers = [2**exponent for exponent in range(max(2, max_rows).bit_length())]
-    if not block_sizes:
-        return sorted([*powers, *(num + 1 for num in powers[:-1] if num >= TILE_ROWS)])
-    largest = max(block_sizes)
-    ends = sorted({*block_sizes, *(largest * num for num in (*powers, 3))})
-    last = next(end for end in ends if end >= max(max_rows, ends[1]))
-    return sorted({1, *(row for end in ends if end < last for row in (end, end + 1)), last})
+PROVISIONAL_PRIOR_VARIANCE: Final = 0.4**2
+"""Prior variance of the logarithm of a provisional curve: twice the deviation of an undisturbed one."""
 
 
 class StepCost:
     """Seconds by number of rows: one non-decreasing curve per band of context, separately for steps with
     greedy requests only and for steps with sampled requests.
 
-    `prior_variance` is the variance of the logarithm of the initial curve.
+    `prior_variance` is the variance of the logarithm of the initial curve. A `provisional` curve is used
+    until the next start, which profiles again. `profiled` are the seconds at `rows` before any correction,
+    and `spread` is that of the repeats they were taken from (`CostSweeps`).
     """
 
     def __init__(
-        self, rows: Sequence[int], seconds: Sequence[float], *, prior_variance: float = CURVE_PRIOR_VARIANCE
+        self,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        prior_variance: float = CURVE_PRIOR_VARIANCE,
+        provisional: bool = False,
     ) -> None:
         self.rows: FloatArray = np.asarray(rows, dtype=np.float64)
         if len(rows) < 2 or not (np.diff(self.rows) > 0).all() or not _are_times(seconds):
@@ -73,13 +64,16 @@ class StepCost:
                 "a step-cost curve needs two points or more, with increasing rows and positive seconds;"
                 f" got rows {list(rows)} and seconds {list(seconds)}"
             )
+        self.profiled: FloatArray = np.asarray(seconds, dtype=np.float64)
+        self.provisional = provisional
+        self.spread = 0.0
         self._prior_variance = prior_variance
         log_distance = np.abs(np.subtract.outer(np.log2(self.rows), np.log2(self.rows)))
         self._correlation = np.exp(-log_distance / CORRELATION_LENGTH)
         self._bands: dict[int, slice] = {}
         self._state = np.zeros(1)  # log speed factor, then the log curve of each band
         self._covariance = np.full((1, 1), SPEED_PRIOR_VARIANCE)
-        self._add_band(0, np.log(np.asarray(seconds, dtype=np.float64)))
+        self._add_band(0, np.log(self.profiled))
 
     def _add_band(self, number: int, curve: FloatArray, parent: slice | None = None) -> slice:
         """Add the curve of a band. A curve copied from a `parent` band is correlated with it, so observations
@@ -114,20 +108,20 @@ class StepCost:
         `time_limited`, slow steps are measured as often as fast ones: distributed ranks must agree on the
         steps they run.
         """
-        largest = 2
         measure(1)  # warm-up
-        while 2 * largest <= max_rows and (measure(largest) < MAX_STEP_SECONDS or not time_limited):
-            largest *= 2
-        rows = profile_sizes(largest, block_sizes)
-        repeats: list[list[float]] = []
-        while len(repeats) < REPEATS and (np.sum(repeats) < PROFILE_SECONDS or not time_limited):
-            repeats.append([measure(num) for num in rows])
-        return cls(rows, np.min(repeats, axis=0).tolist())
+        rows = profile_sizes(largest_size(measure, max_rows, time_limited=time_limited), block_sizes)
+        seconds = PROFILE_SECONDS if time_limited else math.inf
+        sweeps = CostSweeps.measure(measure, rows, repeats=REPEATS, max_seconds=seconds)
+        cost = cls(rows, sweeps.minimum.tolist())
+        cost.spread = sweeps.spread
+        return cost
 
     def to_dict(self) -> dict[str, Any]:
         """Curves without the current speed factor; `from_dict` restores them."""
         return {
             "rows": self.rows.tolist(),
+            "profiled": self.profiled.tolist(),
+            "provisional": self.provisional,
             "bands": {
                 str(number): np.exp(self._state[band]).tolist() for number, band in self._bands.items()
             },
@@ -135,9 +129,15 @@ class StepCost:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StepCost:
-        """Restore curves from `to_dict`."""
+        """Restore curves from `to_dict`; earlier versions wrote neither `profiled` nor `provisional`."""
         bands = {int(number): seconds for number, seconds in values["bands"].items()}
-        cost = cls(values["rows"], bands.pop(0))
+        provisional = bool(values.get("provisional", False))
+        prior_variance = PROVISIONAL_PRIOR_VARIANCE if provisional else CURVE_PRIOR_VARIANCE
+        rows, profiled = values["rows"], values.get("profiled", bands[0])
+        if len(profiled) != len(rows) or not _are_times(profiled):
+            raise ValueError(f"`profiled` has {len(profiled)} values; expected {len(rows)}, all positive")
+        cost = cls(rows, bands.pop(0), prior_variance=prior_variance, provisional=provisional)
+        cost.profiled = np.asarray(profiled, dtype=np.float64)
         for number, seconds in bands.items():
             if len(seconds) != len(cost.rows) or not _are_times(seconds):
                 raise ValueError(
@@ -145,6 +145,10 @@ class StepCost:
                 )
             cost._add_band(number, np.log(seconds))
         return cost
+
+    def as_provisional(self) -> StepCost:
+        """The same curves with a larger prior variance, so that steps correct them sooner."""
+        return StepCost.from_dict({**self.to_dict(), "provisional": True})
 
     @classmethod
     def default(cls) -> StepCost:

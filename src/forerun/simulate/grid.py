@@ -6,7 +6,7 @@ every position whether a draft token is accepted there, so all policies see the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final, Literal
@@ -78,7 +78,7 @@ def run_grid(cells: list[GridCell]) -> Iterator[dict[str, Any]]:
         texts = SimulatedTexts(cell)
         fixed = {length: measure_throughput(cell, texts, FixedLengthPolicy(length)) for length in LENGTHS}
         rows = 2 ** np.arange(int(np.log2(MAX_ROWS)) + 1)
-        policy = ControllerPolicy(StepCost(rows.tolist(), _seconds(cell, rows).tolist()), max(LENGTHS))
+        policy = ControllerPolicy(StepCost(rows.tolist(), step_seconds(cell, rows).tolist()), max(LENGTHS))
         throughput = measure_throughput(cell, texts, policy)
         best = max(fixed, key=fixed.__getitem__)
         budget = policy.controller.exploration_budget
@@ -90,7 +90,7 @@ def run_grid(cells: list[GridCell]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _seconds(cell: GridCell, rows: IntArray | float) -> FloatArray:
+def step_seconds(cell: GridCell, rows: IntArray | float) -> FloatArray:
     """Step time: flat up to the knee, then proportional to the rows."""
     relative = (np.asarray(rows) / cell.knee) ** KNEE_SHARPNESS
     seconds: FloatArray = ONE_ROW_SECONDS * np.power(1 + relative, 1 / KNEE_SHARPNESS)
@@ -131,8 +131,25 @@ class SimulatedTexts:
         return max(16, 3 * self.cell.batch)
 
 
-def measure_throughput(cell: GridCell, texts: SimulatedTexts, policy: Policy) -> float:
-    """Tokens per second over all texts."""
+def timing_noise(random: np.random.Generator) -> float:
+    """A factor on a measured step time."""
+    return float(np.exp(TIMING_NOISE * random.standard_normal()))
+
+
+def measure_throughput(
+    cell: GridCell,
+    texts: SimulatedTexts,
+    policy: Policy,
+    *,
+    steps: range | None = None,
+    noise: Callable[[np.random.Generator], float] = timing_noise,
+    overhead: float = 0.0,
+) -> float:
+    """Tokens per second over all texts, or over these steps with as many texts as they take.
+
+    `noise` disturbs the times that the policy sees. Steps with draft tokens take longer by `overhead`, as a
+    share of `ONE_ROW_SECONDS`.
+    """
     random = np.random.default_rng(5)
     numbers = list(range(min(cell.batch, texts.num)))
     runs = np.stack([texts[number] for number in numbers])
@@ -140,15 +157,17 @@ def measure_throughput(cell: GridCell, texts: SimulatedTexts, policy: Policy) ->
     names = [str(number) for number in numbers]
     for name in names:
         policy.admit(name)
-    next_number, seconds, tokens = len(numbers), 0.0, 0
-    while next_number < texts.num + cell.batch:
+    next_number, seconds, tokens, num_steps = len(numbers), 0.0, 0, 0
+    while next_number < texts.num + cell.batch if steps is None else num_steps < steps.stop:
         lengths = policy.lengths(names, cell.batch, 0)
         num_accepted = np.minimum(runs[np.arange(len(numbers)), positions], lengths)
-        step_seconds = float(_seconds(cell, float(cell.batch + lengths.sum())))
-        seconds += step_seconds
-        policy.observe(num_accepted, step_seconds * float(np.exp(TIMING_NOISE * random.standard_normal())))
+        step = float(step_seconds(cell, float(cell.batch + lengths.sum())))
+        step += overhead * ONE_ROW_SECONDS if lengths.any() else 0.0
+        policy.observe(num_accepted, step * noise(random))
         emitted = np.minimum(num_accepted + 1, TOKENS_PER_TEXT - positions)
-        tokens += int(emitted.sum())
+        if steps is None or num_steps >= steps.start:
+            seconds, tokens = seconds + step, tokens + int(emitted.sum())
+        num_steps += 1
         positions += emitted
         for slot in np.flatnonzero(positions >= TOKENS_PER_TEXT).tolist():
             policy.forget(names[slot])

@@ -10,6 +10,7 @@ import numpy as np
 from forerun.control.candidates import ASSUMED_ACCEPTANCE, Candidates, leading_mask
 from forerun.control.controller import Controller
 from forerun.control.step_cost import StepCost
+from forerun.control.survival import SurvivalEstimator
 from forerun.simulate.hardware import Roofline
 from forerun.types import IntArray
 
@@ -59,8 +60,8 @@ class ControllerPolicy:
     probabilities.
     """
 
-    def __init__(self, cost: StepCost, max_length: int) -> None:
-        self.controller = Controller(cost)
+    def __init__(self, cost: StepCost, max_length: int, survival: SurvivalEstimator | None = None) -> None:
+        self.controller = Controller(cost, survival)
         self.max_length = max_length
         self._kind = self.controller.survival.kind("simulated", greedy=True)
         self._cache: dict[int, Candidates] = {}

@@ -1,31 +1,15 @@
-"""Steal time is measured, and groups that it disturbs are repeated."""
+"""Groups of requests that steal time disturbs are repeated."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from forerun.bench import steal_time
 from forerun.bench.recorded_answer import MAX_STEAL_SHARE, CaseKey, RecordedAnswer
 from forerun.bench.run import MAX_ATTEMPTS, run_undisturbed
-from forerun.bench.steal_time import CpuTicks
 
 ANSWER = RecordedAnswer(CaseKey(0, 0.0, 1, 0, 0, "81", "qa"), "vllm", num_tokens=8)
-
-
-def test_the_steal_share_comes_from_the_kernel_counters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(steal_time, "STAT", stat := tmp_path / "stat")
-    assert CpuTicks.now() == CpuTicks(0, 0), "no /proc/stat"
-    stat.write_text("cpu  100 5 20 300 2 1 2 70 9 9\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
-    before = CpuTicks.now()
-    assert before == CpuTicks(70, 500)
-    stat.write_text("cpu  150 5 20 310 2 1 2 110 9 9\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
-    assert CpuTicks.now().steal_share_since(before) == pytest.approx(40 / 100)
-    assert before.steal_share_since(before) == 0.0
 
 
 @pytest.mark.parametrize(

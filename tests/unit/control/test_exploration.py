@@ -71,8 +71,11 @@ def test_exploration_starts_with_the_request_that_waited_longest() -> None:
     keep = owners == 3
     mandatory = owners == 4
     candidates = (np.full(6, 0.5), parents, np.zeros(6, dtype=np.int64), owners, mandatory)
+    eligible = ~keep & ~mandatory
     last_speculated = np.array([7, 9, 5, 1, 1])
-    assert exploration_candidates(keep, candidates, last_speculated).tolist() == [3, 0, 2]
+    assert exploration_candidates(keep, eligible, candidates, last_speculated).tolist() == [3, 0, 2]
+    eligible[3] = False
+    assert exploration_candidates(keep, eligible, candidates, last_speculated).tolist() == [0, 2]
 
 
 def schedule_after(num_steps: int, seconds: float) -> tuple[ExplorationSchedule, ExplorationBudget]:

@@ -16,6 +16,7 @@ from forerun.control.candidates import Candidates
 from forerun.control.controller import Controller
 from forerun.control.draft_budget import MIN_RELATIVE_GAIN, NUM_SURVIVAL_LEVELS
 from forerun.control.exploration import RESERVE_BASELINE_AFTER
+from forerun.control.step import Step
 from forerun.control.step_cost import StepCost
 from forerun.errors import InvalidDraft
 from forerun.types import BoolArray, Draft, Proposal
@@ -129,13 +130,19 @@ def test_a_selected_tree_node_keeps_its_ancestors() -> None:
     assert (part.tokens.tolist(), part.parents.tolist()) == ([1, 2], [-1, -1])
 
 
+def suspend(controller: Controller, step: Step, *, greedy: bool) -> None:
+    """Record losses of a class at the load of this step."""
+    for _ in range(30):
+        controller.accounting.level(step).guards[greedy].record(0.0, 5.0, 10.0)
+    assert controller.accounting.suspended(step)[greedy]
+
+
 def test_a_losing_class_of_requests_is_suspended_and_the_other_continues() -> None:
     controller = Controller(StepCost((1, 2), (1.0, 1.01)))
     controller.admit("greedy", greedy=True)
     controller.admit("sampled", greedy=False)
-    for _ in range(30):
-        controller.accounting.net_gain[False].record(0.0, 1.0, 10.0)
     step = controller.begin_step(["greedy", "sampled"], 2)
+    suspend(controller, step, greedy=False)
     candidates = Candidates.from_drafts(
         [lookup_draft(0.9), lookup_draft(0.9)], partial(controller.kind, step)
     )
@@ -201,9 +208,9 @@ def planned_rows(acceptance: list[float], price: float, *, suspended: bool = Fal
     controller = Controller(StepCost(range(1, 9), costs, prior_variance=0.0))
     controller.admit("r", greedy=True)
     controller.exploration_budget.accrue(1.0)
-    for _ in range(30 if suspended else 0):
-        controller.accounting.net_gain[True].record(0.0, 1.0, 10.0)
     step = controller.begin_step_ahead(["r"], 1)
+    if suspended:
+        suspend(controller, step, greedy=True)
     rows = np.array(acceptance)
     return int(controller.plan_rows(step, rows, np.array([len(rows)]))[0])
 
@@ -214,9 +221,9 @@ def test_rows_are_planned_while_they_pay() -> None:
     assert planned_rows([0.1, 0.05], 0.2) == 0
 
 
-def test_only_rows_of_a_suspended_class_that_would_pay_are_explored() -> None:
-    assert planned_rows([0.5, 0.3, 0.1], 0.2, suspended=True) == 1
-    assert planned_rows([0.1, 0.05], 0.2, suspended=True) == 0
+def test_no_rows_are_planned_for_a_suspended_class() -> None:
+    assert planned_rows([0.5, 0.3, 0.1], 0.2, suspended=False) == 2
+    assert planned_rows([0.5, 0.3, 0.1], 0.2, suspended=True) == 0
 
 
 def test_a_baseline_step_is_planned_once_while_outcomes_are_late() -> None:

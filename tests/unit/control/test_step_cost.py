@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.control.step_cost import MAX_STEP_SECONDS, PROFILE_SECONDS, REPEATS, StepCost
+from forerun.control.cost_sweeps import MAX_STEP_SECONDS, PROFILE_SECONDS, REPEATS, CostSweeps
+from forerun.control.step_cost import StepCost
 
 
 def test_a_curve_is_piecewise_linear_and_extrapolates() -> None:
@@ -53,6 +54,37 @@ def test_a_slow_step_is_measured_once_and_ends_the_curve() -> None:
 
     assert StepCost.profile(seconds, max_rows=1024).rows.tolist() == [1, 2, 4]
     assert calls == [1, 2, 4, 1, 2, 4]
+
+
+def test_the_spread_of_repeats_does_not_depend_on_the_speed_of_a_sweep() -> None:
+    curve = np.array([1.0, 1.1, 1.3, 2.0])
+    steady = CostSweeps((1, 2, 4, 8), np.outer([1.0, 1.6, 1.3], curve))
+    assert steady.spread == pytest.approx(0.0, abs=1e-9)
+    jumps = steady.seconds.copy()
+    jumps[0, [1, 3]] *= 0.5
+    assert CostSweeps(steady.rows, jumps).spread > 0.2
+    assert CostSweeps(steady.rows, steady.seconds[:1]).spread == 0.0, "one sweep has no spread"
+
+
+def test_a_curve_keeps_what_was_profiled_through_corrections_and_the_file() -> None:
+    cost = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
+    for number in range(200):
+        cost.update(16 if number % 2 else 1, 2.0 if number % 2 else 1.0)
+    again = StepCost.from_dict(cost.to_dict())
+    assert again.profiled.tolist() == [1.0, 1.0, 1.0]
+    assert shape(again) > 1.5
+    assert not again.provisional
+
+
+def test_a_provisional_curve_is_corrected_sooner() -> None:
+    kept = StepCost((1, 4, 16), (1.0, 1.0, 1.0))
+    provisional = kept.as_provisional()
+    for cost in (kept, provisional):
+        for number in range(6):
+            cost.update(16 if number % 2 else 1, 3.0 if number % 2 else 1.0)
+    assert provisional.provisional
+    assert not kept.provisional
+    assert abs(shape(provisional) - 3.0) < abs(shape(kept) - 3.0)
 
 
 def shape(cost: StepCost, rows: int = 16) -> float:

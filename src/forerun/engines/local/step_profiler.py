@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from forerun.control import cost_cache
+from forerun.control.cost_profiler import CostProfiler
 from forerun.control.step_cost import StepCost
 from forerun.core.tensors import torch
 from forerun.engines.local.startup import logger
@@ -24,36 +27,38 @@ def load_or_profile_cost(target: Runner, max_draft: int) -> StepCost:
     max_rows = target.cache.num_slots * (1 + min(max_draft, PROFILED_DRAFT_TOKENS))
     max_rows = min(max_rows, MAX_PROFILED_ROWS, target.max_length)
     threads = torch.get_num_threads()
-    key = cost_cache.cache_key(engine="local", model=target.description, widest=max_rows, threads=threads)
-    cost = cost_cache.load(key)
-    if cost is None:
-        cost = profile_step_cost(target.time_forward, max_rows, target.block_sizes)
-        cost_cache.save(key, cost)
-    return cost
-
-
-def profile_step_cost(
-    seconds: Callable[[int], float], max_rows: int, block_sizes: Sequence[int] = ()
-) -> StepCost:
-    """Measure the step-cost curve up to `max_rows` rows; `seconds` times one forward pass of that many.
-
-    An engine that computes rows in blocks gives their sizes.
-    """
-    began = time.perf_counter()
-    num_forward_passes = 0
-
-    def timed(rows: int) -> float:
-        nonlocal num_forward_passes
-        num_forward_passes += 1
-        logger.debug("profiling step costs: forward pass %d, %d rows", num_forward_passes, rows)
-        return seconds(rows)
-
-    logger.info("profiling step costs of the model (once per model, machine and batch size)")
-    cost = StepCost.profile(timed, max_rows, block_sizes=block_sizes)
-    logger.info(
-        "profiled step costs: %d forward passes of up to %d rows in %.1f s",
-        num_forward_passes,
-        int(cost.rows[-1]),
-        time.perf_counter() - began,
+    passes = _LoggedPasses(target.time_forward)
+    profiler = CostProfiler(
+        cost_cache.cache_key(engine="local", model=target.description, widest=max_rows, threads=threads),
+        passes.seconds,
+        max_rows,
+        block_sizes=target.block_sizes,
+        logger=logger,
+        on_cpu=target.model.device.type == "cpu",
+        confirmation_level=logging.DEBUG,
+        progress=passes.log_profiling,
     )
-    return cost
+    return profiler.load_or_profile()
+
+
+class _LoggedPasses:
+    """Times forward passes and logs each at DEBUG, for the spinner of a terminal."""
+
+    def __init__(self, time_forward: Callable[[int], float]) -> None:
+        self._time_forward = time_forward
+        self._num_done = 0
+
+    def seconds(self, rows: int) -> float:
+        """The time of a forward pass of `rows` rows."""
+        self._num_done += 1
+        logger.debug("measuring step costs: forward pass %d, %d rows", self._num_done, rows)
+        return self._time_forward(rows)
+
+    @contextmanager
+    def log_profiling(self) -> Iterator[None]:
+        """Log the start and the end of profiling."""
+        logger.info("profiling step costs of the model (once per model, machine and batch size)")
+        began, num_before = time.perf_counter(), self._num_done
+        yield
+        seconds = time.perf_counter() - began
+        logger.info("profiled step costs: %d forward passes in %.1f s", self._num_done - num_before, seconds)

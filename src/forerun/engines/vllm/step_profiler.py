@@ -19,7 +19,9 @@ from vllm.platforms import current_platform
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
 from forerun.control import cost_cache
-from forerun.control.step_cost import REPEATS, StepCost, profile_sizes
+from forerun.control.cost_profiler import CostProfiler
+from forerun.control.cost_sweeps import REPEATS, profile_sizes
+from forerun.control.step_cost import StepCost
 from forerun.engines.vllm.launch import speculation_config, visible_cores
 from forerun.engines.vllm.startup_log import log_progress
 from forerun.engines.vllm.stats import logger
@@ -38,21 +40,17 @@ def load_cost(vllm_config: Any) -> StepCost | None:
 
 
 def save_cost(vllm_config: Any, cost: StepCost) -> Path | None:
-    """Cache a curve for the next start; returns the file, None if it cannot be written."""
-    return cost_cache.save(_cache_key(vllm_config), cost)
+    """Cache a curve that steps have corrected; returns the file, None if nothing was written."""
+    return cost_cache.save_corrected(_cache_key(vllm_config), cost)
 
 
 def profile_steps(runner: Any) -> None:
-    """Profile the step costs of a runner and cache the curve; a single worker uses a cached curve.
+    """Profile the step costs of a runner and cache the curve; a single worker checks a cached curve instead.
 
     With several ranks each of them profiles, because they have to run the same forward passes.
     """
     config = runner.vllm_config
     if config.speculative_config is None or not speculation_config(config).adaptive:
-        return
-    is_single = config.parallel_config.world_size_across_dp == 1
-    if is_single and load_cost(config) is not None:
-        logger.info("Step costs: loaded from %s", cost_cache.cache_path(_cache_key(config)))
         return
     max_rows = min(
         config.scheduler_config.max_num_seqs * (1 + MAX_PROFILED_DRAFT),
@@ -64,11 +62,19 @@ def profile_steps(runner: Any) -> None:
         f"forward passes of 1 to {max_rows} rows, {len(profile_sizes(max_rows))} sizes, each up to"
         f" {REPEATS} times; takes about 10 s, and the result is cached for the next start"
     )
-    with _without_draft_model(runner), log_progress("Profiling step costs", note, passes.progress):
-        cost = StepCost.profile(passes.seconds, max_rows, time_limited=is_single)
-    path = save_cost(config, cost)
-    where = f"cached in {path}" if path else "not cached: the cache directory is not writable"
-    logger.info("Step costs: %s; %s", _summary(cost), where)
+    profiler = CostProfiler(
+        _cache_key(config),
+        passes.seconds,
+        max_rows,
+        logger=logger,
+        on_cpu=current_platform.is_cpu(),
+        progress=lambda: log_progress("Profiling step costs", note, passes.progress),
+    )
+    with _without_draft_model(runner):
+        if config.parallel_config.world_size_across_dp == 1:
+            profiler.load_or_profile()
+        else:
+            profiler.profile(time_limited=False)
 
 
 class _TimedPasses:
@@ -89,13 +95,6 @@ class _TimedPasses:
     def progress(self) -> str:
         """The end of a progress line in the log."""
         return f", {self.num_done} forward passes done, {self.rows} rows now"
-
-
-def _summary(cost: StepCost) -> str:
-    """The first, middle and last point of the curve."""
-    curve = cost.to_dict()["bands"]["0"]
-    points = (0, len(curve) // 2, -1)
-    return ", ".join(f"{cost.rows[at]:.0f} rows {1e3 * curve[at]:.1f} ms" for at in points)
 
 
 @contextmanager
