@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-sampler bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-overhead bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -58,10 +58,19 @@ bench-sampler:
 bench-control:
 	@$(RUN)/python scripts/bench_control.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
+# Time that forerun's scheduler adds to a step of vLLM, by load: about ten minutes on an otherwise idle machine.
+bench-overhead:
+	@$(RUN)/python scripts/bench_overhead.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
 # Speculation against the baseline in one vLLM engine, by load, text and dtype: an hour per dtype on an otherwise
 # idle machine.
 bench-load:
 	@$(RUN)/python scripts/bench_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Load by vLLM's own client, `vllm bench serve`, against stock vLLM and forerun in alternation: about ten minutes per
+# cell, and the record is continued. ARGS="--load closed-8,closed-32 --temperature 0 --alternations 5".
+bench-stock-load:
+	@$(RUN)/python scripts/bench_stock_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # The recommendation of `forerun tune` against a full sweep: about an hour per prompt file.
 bench-tune:
@@ -95,7 +104,7 @@ readme:
 reference:
 	@$(RUN)/python scripts/reference.py $(ARGS)
 
-# Simulates all scenarios, including a fleet of a thousand replicas, and the grid: about a quarter of an hour.
+# Simulates all scenarios, including a fleet of a thousand replicas, the grid and wrong estimates: about half an hour.
 simulate:
 	@$(RUN)/python scripts/record_simulations.py $(ARGS)
 

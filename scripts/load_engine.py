@@ -107,7 +107,9 @@ def time_stock_scheduler() -> None:
 class LoadEngine:
     """A vLLM engine with forerun, and the decoding modes to compare."""
 
-    def __init__(self, model: Path, dtype: str, fixed: list[int]) -> None:
+    def __init__(
+        self, model: Path, dtype: str, fixed: list[int], *, max_concurrency: int = MAX_CONCURRENCY
+    ) -> None:
         self.tokenizer = load_tokenizer(str(model))
         arguments = engine_arguments(SpeculationConfig()) | {"scheduler_cls": RecordingScheduler}
         self.llm = LLM(
@@ -115,7 +117,7 @@ class LoadEngine:
             dtype=dtype,
             enforce_eager=True,
             max_model_len=1024,
-            max_num_seqs=MAX_CONCURRENCY,
+            max_num_seqs=max_concurrency,
             enable_prefix_caching=True,  # modes share prompts: each is prefilled once
             block_size=32,
             **arguments,

@@ -22,18 +22,29 @@ from forerun.bench.load_table import lines_of
 from forerun.bench.load_table import markdown as markdown_of_load
 from forerun.bench.record import BenchRecord
 from forerun.bench.report_tables import markdown, vllm_caption
+from forerun.bench.stock_load_record import StockLoadRecord
+from forerun.bench.stock_load_table import markdown as markdown_of_stock_load
 from forerun.bench.summary import summarise
 from forerun.simulate.table import markdown as markdown_of_scenarios
 from records import read_lines
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- from the record: begin -->", "<!-- from the record: end -->"
+STOCK_LOAD: Final = "bench-stock-load"
+"""The record of load as vLLM's client measures it, and the name of its table's markers."""
 
 BENCH, SUSTAINED = "bench.jsonl", "bench-eight.jsonl"
 """The record of all systems, and the record of vLLM and forerun at a sustained concurrency of 8."""
 
 README_SYSTEMS: Final = ("vllm", "vllm-ngram", "vllm-suffix", "forerun")
 """The systems of README's table; docs/benchmarks.md has all of them."""
+
+WRONG_ESTIMATES: Final = "wrong-estimates"
+"""The record of simulations with wrong estimates, and the name of its table's markers."""
+
+WRONG_ESTIMATES_TITLES: Final = (
+    "| estimates, relative to the truth | cells | speedup over the baseline, worst | median |"
+    "\n| --- | ---: | ---: | ---: |"
+)
 
 TUNE_TITLES: Final = (
     "| prompts | recommended | predicted | measured | best of the sweep | recommended over best | seconds"
@@ -46,12 +57,14 @@ AUDIT_TITLES: Final = (
 )
 
 
-def with_table(text: str, table: str) -> str:
-    """The document with the table between its markers."""
-    between = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", flags=re.DOTALL)
+def with_table(text: str, table: str, name: str = "") -> str:
+    """The document with the table between its markers, which have the table's name if a page has several."""
+    title = f"from the record {name}".strip()
+    begin, end = f"<!-- {title}: begin -->", f"<!-- {title}: end -->"
+    between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", flags=re.DOTALL)
     if not between.search(text):
-        raise typer.BadParameter(f"the document has no markers for a table: expected {BEGIN} ... {END}")
-    return between.sub(lambda _: f"{BEGIN}\n{table}\n{END}", text)
+        raise typer.BadParameter(f"the document has no markers for a table: expected {begin} ... {end}")
+    return between.sub(lambda _: f"{begin}\n{table}\n{end}", text)
 
 
 def readme_table(records: Path) -> str:
@@ -120,6 +133,23 @@ def scenario_table(records: Path) -> str:
     return markdown_of_scenarios(_read(records / "simulate.json")["scenarios"])
 
 
+def stock_load_table(records: Path, docs: Path) -> str:
+    """Load as vLLM's client measures it, with its figure once that is drawn; the record may be partial."""
+    table = markdown_of_stock_load(StockLoadRecord.read(records / f"{STOCK_LOAD}.json"))
+    figure = f"figures/{STOCK_LOAD}.png"
+    shown = f"![Throughput, TTFT and ITL by load]({figure})\n\n" if (docs / figure).exists() else ""
+    return shown + table
+
+
+def wrong_estimates_table(records: Path) -> str:
+    """A row for each error of the estimates."""
+    rows = [
+        f"| {each['error']} | {each['cells']} | {each['worst']:.3f} | {each['median']:.3f} |"
+        for each in read_lines(records / f"{WRONG_ESTIMATES}.json")
+    ]
+    return "\n".join([WRONG_ESTIMATES_TITLES, *rows])
+
+
 def _read(file: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return record
@@ -159,6 +189,11 @@ def main(
     }
     texts = {document: document.read_text(encoding="utf-8") for document in tables}
     fresh = {document: with_table(texts[document], table) for document, table in tables.items()}
+    if (records / f"{STOCK_LOAD}.json").exists():
+        fresh[page] = with_table(fresh[page], stock_load_table(records, page.parent), STOCK_LOAD)
+    control = docs / "control.md"
+    if (records / f"{WRONG_ESTIMATES}.json").exists():
+        fresh[control] = with_table(fresh[control], wrong_estimates_table(records), WRONG_ESTIMATES)
     for document, text in fresh.items():
         if not check:
             document.write_text(text, encoding="utf-8")

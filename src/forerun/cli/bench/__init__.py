@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from forerun.cli.bench.compare import compare
 from forerun.cli.bench.report import report
 from forerun.cli.bench.run import run
 from forerun.cli.console import renamed_options
@@ -14,3 +15,4 @@ bench = typer.Typer(
 )
 bench.command(cls=renamed_options({"--tokens": "--max-tokens"}, VllmFlagsCommand))(run)
 bench.command()(report)
+bench.command()(compare)
