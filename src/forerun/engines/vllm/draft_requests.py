@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.engines.speculative_step import DraftRequest
@@ -12,15 +12,15 @@ from forerun.types import RequestView
 from forerun.types.sampling import GREEDY_TEMPERATURE
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """The speculation settings of a request, which do not change while it runs."""
+@dataclass(slots=True)
+class _Prepared:
+    """What does not change from step to step of a request, and its last draft request, which is used again
+    while its budget stays the same.
+    """
 
     max_draft: int
-    drafters: tuple[str, ...] | None
-    greedy: bool
-    adaptive: bool | None
     has_thinking_budget: bool
+    last: DraftRequest
 
 
 class DraftRequestBuilder:
@@ -33,54 +33,54 @@ class DraftRequestBuilder:
         self.scheduler = scheduler
         self.drafters = drafters
         self.max_draft_tokens = max_draft_tokens
-        self._settings: dict[str, _Settings] = {}
+        self._prepared: dict[str, _Prepared] = {}
 
     def build(self, requests: Sequence[Any], num_pending: int = 0) -> list[DraftRequest]:
         """The draft requests of a batch, after `num_pending` more tokens of every request."""
-        every = [self._settings.get(each.request_id) or self._read_settings(each) for each in requests]
+        every = [self._prepared.get(each.request_id) or self._prepare(each) for each in requests]
         share = self._max_draft_per_request(every)
         result = []
-        for request, settings in zip(requests, every, strict=True):
-            budget = min(share, self._max_draft(request, settings.max_draft, num_pending))
-            result.append(
-                DraftRequest(view_of(request), budget, settings.drafters, settings.greedy, settings.adaptive)
-            )
+        for request, prepared in zip(requests, every, strict=True):
+            budget = min(share, self._max_draft(request, prepared.max_draft, num_pending))
+            last = prepared.last
+            if last.max_tokens != budget or last.view.num_prompt != request.num_prompt_tokens:
+                last = prepared.last = replace(last, view=view_of(request), max_tokens=budget)
+            result.append(last)
         return result
 
     def drafters_of(self, request_id: str) -> tuple[str, ...] | None:
         """The drafters that a request names; None for the server's default ones."""
-        settings = self._settings.get(request_id)
-        return None if settings is None else settings.drafters
+        prepared = self._prepared.get(request_id)
+        return None if prepared is None else prepared.last.drafters
 
     def forget(self, request_id: str) -> None:
         """Drop the settings of a finished request."""
-        self._settings.pop(request_id, None)
+        self._prepared.pop(request_id, None)
 
-    def _read_settings(self, request: Any) -> _Settings:
+    def _prepare(self, request: Any) -> _Prepared:
         """Read the speculation settings of a request; the front end has rejected invalid ones."""
         params, options = request.sampling_params, DEFAULT_OPTIONS
         if params is not None:
             options = RequestOptions.parse_or_default(params.extra_args, self.drafters)
         limit = self.max_draft_tokens
-        settings = _Settings(
-            max_draft=limit if options.max_draft is None else min(options.max_draft, limit),
-            drafters=_drafters(options),
-            greedy=params is None or params.temperature < GREEDY_TEMPERATURE,
-            adaptive=options.adaptive,
-            has_thinking_budget=params is not None and params.thinking_token_budget is not None,
+        max_draft = limit if options.max_draft is None else min(options.max_draft, limit)
+        greedy = params is None or params.temperature < GREEDY_TEMPERATURE
+        prepared = self._prepared[request.request_id] = _Prepared(
+            max_draft,
+            params is not None and params.thinking_token_budget is not None,
+            DraftRequest(view_of(request), max_draft, _drafters(options), greedy, options.adaptive),
         )
-        self._settings[request.request_id] = settings
-        return settings
+        return prepared
 
-    def _max_draft_per_request(self, settings: Sequence[_Settings]) -> int:
+    def _max_draft_per_request(self, every: Sequence[_Prepared]) -> int:
         """An equal share of the step's token budget, so that every request is scheduled.
 
         0 while any request has a thinking budget on the V1 runner, which counts thinking tokens one output
         token at a time.
         """
-        if any(each.has_thinking_budget for each in settings) and not self.scheduler.use_v2_model_runner:
+        if any(each.has_thinking_budget for each in every) and not self.scheduler.use_v2_model_runner:
             return 0
-        return max(0, int(self.scheduler.max_num_scheduled_tokens) // max(1, len(settings)) - 1)
+        return max(0, int(self.scheduler.max_num_scheduled_tokens) // max(1, len(every)) - 1)
 
     def _max_draft(self, request: Any, limit: int, num_pending: int) -> int:
         """The draft tokens that a request can still emit after `num_pending` more tokens, at most `limit`.

@@ -33,7 +33,7 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         decoding = [request for request in self.running if is_decoding(request)]
         step, sampled = self._draft(decoding)
         for request, draft in zip(decoding, step.drafts, strict=True):
-            request.spec_token_ids = draft.tokens.tolist()
+            request.spec_token_ids = draft.tokens.tolist() if len(draft) else []
         self.stats.set_tracked_requests(len(self.speculator.tracked))
         with self._without_padding():
             output = super().schedule(*args, **kwargs)
