@@ -55,7 +55,7 @@ def main(model: str, modes: str, options: str) -> None:
         before, emitted[mode] = engine.num_accepted, {}
         for name, settings in SETTINGS.items():
             params = SamplingParams(
-                max_tokens=24, ignore_eos=True, detokenize=False, extra_args=request_options, **settings
+                max_tokens=40, ignore_eos=True, detokenize=False, extra_args=request_options, **settings
             )
             emitted[mode][name] = [one["tokens"] for one in engine.generate(prompts, params)]
         emitted[mode]["accepted"] = engine.num_accepted - before

@@ -35,6 +35,7 @@ def draw_stock_load(record: StockLoadRecord) -> Figure:
         if columns:
             panels[number * len(columns)].set_ylabel(label)
     if columns:
+        panels[0].set_ylim(bottom=0)  # once the limits of the row include every panel
         panels[0].legend(loc="upper left", fontsize=8)
         panels[len(columns)].legend(loc="upper left", fontsize=8)
     return figure
@@ -62,5 +63,3 @@ def _draw_panel(axes: Axes, some: dict[LoadCell, LoadComparison], metrics: Seque
     axes.grid(visible=True)
     if len(metrics) > 1:
         axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
