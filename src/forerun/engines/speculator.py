@@ -106,6 +106,7 @@ class Speculator:
         """
         began = time.perf_counter()
         step = SpeculativeStep(self.controller.begin_step(self._admit(requests), rows, context), requests)
+        self._register_drafters(requests)
         should_draft = self.controller.should_draft(step.control).tolist()
         names = (
             list(self.drafters)
@@ -133,12 +134,17 @@ class Speculator:
                 self.controller.admit(request.name, greedy=request.greedy, adaptive=adaptive)
         return [request.name for request in requests]
 
+    def _register_drafters(self, requests: Sequence[DraftRequest]) -> None:
+        """Remember the drafters of each request, which see its last tokens even if they never propose."""
+        for request in requests:
+            if not self._drafters_of[request.name]:
+                used = (name for name in self.drafters if self.uses(request, name))
+                self._drafters_of[request.name].update(used)
+
     def _propose(self, step: SpeculativeStep, name: str, should_draft: Sequence[bool]) -> None:
         """Add the proposals of one drafter to the step; a planned drafter's time goes to the controller."""
         drafter = self.drafters[name]
         users = [index for index, request in enumerate(step.requests) if self.uses(request, name)]
-        for index in users:
-            self._drafters_of[step.requests[index].name].add(name)
         if name in self._planned:
             budgets = self._planned_budgets(step, name, users)
         else:

@@ -85,6 +85,22 @@ def test_all_drafters_of_a_request_draft_and_each_learns_the_verdict_on_its_own_
     assert long.verdicts == [([5, 6, 7, 8], Verdict((0, 1, 2), 4))]
 
 
+def test_drafters_see_a_request_that_ends_before_any_draft_was_looked_up() -> None:
+    used, unused = Scripted(), Scripted()
+    speculator = Speculator(
+        {"used": used, "unused": unused},
+        CHEAP_ROWS,
+        DraftFormat(VOCAB, trees=False),
+        counters=DrafterTotals(),
+    )
+    for backoff in speculator.controller.accounting.lookup_backoff:
+        backoff._remaining = 8
+    speculator.draft([request("used")], rows=1)
+    assert used.num_proposals == 0
+    speculator.forget("r", RequestView("r", [1, 2, 3]))
+    assert (used.num_proposals, unused.num_proposals) == (1, 0), "it proposes to see the last tokens"
+
+
 @pytest.mark.parametrize("trees", [False, True])
 def test_a_request_that_names_drafters_uses_these_alone(trees: bool) -> None:
     first, second = Scripted([5], [5]), Scripted([6], [6])
