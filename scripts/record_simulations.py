@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import typer
@@ -19,7 +18,7 @@ from forerun.rendering.plots import write_figure
 from forerun.simulate.figures import draw_grid, draw_scenario
 from forerun.simulate.grid import grid, run_grid
 from forerun.simulate.scenario import BASELINE, FIXED, FORERUN, Scenario, bundled_scenarios, run_scenario
-from forerun.simulate.wrong_estimates import cells_with_errors, compare_with_baseline
+from forerun.simulate.wrong_estimates import cells_with_errors, compare_with_baseline, summarise_errors
 from records import write_record
 
 ROOT = Path(__file__).parents[1]
@@ -28,13 +27,7 @@ RECORDS = ROOT / "docs" / "records"
 
 def record_wrong_estimates(record: Path) -> None:
     """Record the worst and the median speedup for each error of the estimates."""
-    speedups: dict[str, list[float]] = {}
-    for result in compare_with_baseline(cells_with_errors()):
-        speedups.setdefault(result["error"], []).append(result["speedup"])
-    lines = [
-        {"error": error, "cells": len(some), "worst": min(some), "median": median(some)}
-        for error, some in speedups.items()
-    ]
+    lines = summarise_errors(compare_with_baseline(cells_with_errors()))
     facts = provenance("make simulate", ("forerun", "numpy", "numba"), threads=1)
     write_record(lines, facts, record)
 

@@ -72,9 +72,7 @@ def format_ratio(ratio: RatioEstimate | None) -> str:
     """A ratio with its interval, if it has one."""
     if ratio is None:
         return ABSENT
-    if math.isinf(ratio.high):
-        return f"{ratio.value:.2f}"
-    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.value:.2f}" if math.isinf(ratio.high) else str(ratio)
 
 
 def sorted_cells(record: StockLoadRecord) -> list[LoadCell]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -85,11 +86,7 @@ def _grid(plot: Path | None, as_json: bool) -> None:
     from forerun.simulate.grid import grid, run_grid
 
     every = grid()
-    cells: list[dict[str, Any]] = []
-    with progress_bar("simulating", len(every)) as progress:
-        for cell in run_grid(every):
-            cells.append(cell)
-            progress(len(cells))
+    cells = _collect(run_grid(every), len(every))
     if plot is not None:
         from forerun.rendering.plots import write_figure
         from forerun.simulate.figures import draw_grid
@@ -99,6 +96,16 @@ def _grid(plot: Path | None, as_json: bool) -> None:
         typer.echo(json.dumps(cells, indent=1))
     else:
         _print_grid(cells)
+
+
+def _collect(cells: Iterator[dict[str, Any]], num: int) -> list[dict[str, Any]]:
+    """The results of all cells, with a progress bar."""
+    results: list[dict[str, Any]] = []
+    with progress_bar("simulating", num) as progress:
+        for cell in cells:
+            results.append(cell)
+            progress(len(results))
+    return results
 
 
 def _print_grid(cells: list[dict[str, Any]]) -> None:
@@ -131,11 +138,7 @@ def _wrong_estimates(as_json: bool) -> None:
     from forerun.simulate.wrong_estimates import cells_with_errors, compare_with_baseline
 
     every = cells_with_errors()
-    results: list[dict[str, Any]] = []
-    with progress_bar("simulating", len(every)) as progress:
-        for result in compare_with_baseline(every):
-            results.append(result)
-            progress(len(results))
+    results = _collect(compare_with_baseline(every), len(every))
     if as_json:
         typer.echo(json.dumps(results, indent=1))
     else:
@@ -148,13 +151,14 @@ def _print_wrong_estimates(results: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from forerun.simulate.wrong_estimates import summarise_errors
+
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("estimates, relative to the truth")
     for title in ("cells", "over the baseline, worst", "median"):
         table.add_column(title, justify="right")
-    for error in dict.fromkeys(result["error"] for result in results):
-        values = sorted(result["speedup"] for result in results if result["error"] == error)
-        table.add_row(error, str(len(values)), f"{values[0]:.3f}", f"{values[len(values) // 2]:.3f}")
+    for each in summarise_errors(results):
+        table.add_row(each["error"], str(each["cells"]), f"{each['worst']:.3f}", f"{each['median']:.3f}")
     Console().print(table)
 
 

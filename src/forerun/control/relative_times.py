@@ -20,8 +20,8 @@ PRIOR_DEVIATION: Final = 0.1
 class RelativeTimes:
     """How long recent steps of one kind took, as a multiple of what the cost curve predicts for them.
 
-    The curve follows the speed of the machine from step to step, so the multiple changes slowly even where
-    the curve is wrong.
+    The curve follows the speed of the machine from step to step, so the multiple of a steady curve changes
+    slowly even where the curve is wrong. While the curve itself changes, older ratios lag behind.
     """
 
     __slots__ = ("_log_ratios", "_mean", "_standard_error")

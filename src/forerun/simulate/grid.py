@@ -15,7 +15,7 @@ import numpy as np
 
 from forerun.control.step_cost import StepCost
 from forerun.simulate.hardware import KNEE_SHARPNESS
-from forerun.simulate.policies import MAX_ROWS, ControllerPolicy, FixedLengthPolicy, Policy
+from forerun.simulate.policies import PROFILED_ROWS, ControllerPolicy, FixedLengthPolicy, Policy
 from forerun.types import FloatArray, IntArray
 
 KNEES: Final = (1, 8, 64, 512, 4096)
@@ -77,8 +77,8 @@ def run_grid(cells: list[GridCell]) -> Iterator[dict[str, Any]]:
     for cell in cells:
         texts = SimulatedTexts(cell)
         fixed = {length: measure_throughput(cell, texts, FixedLengthPolicy(length)) for length in LENGTHS}
-        rows = 2 ** np.arange(int(np.log2(MAX_ROWS)) + 1)
-        policy = ControllerPolicy(StepCost(rows.tolist(), step_seconds(cell, rows).tolist()), max(LENGTHS))
+        cost = StepCost(PROFILED_ROWS.tolist(), step_seconds(cell, PROFILED_ROWS).tolist())
+        policy = ControllerPolicy(cost, max(LENGTHS))
         throughput = measure_throughput(cell, texts, policy)
         best = max(fixed, key=fixed.__getitem__)
         budget = policy.controller.exploration_budget

@@ -14,8 +14,8 @@ from forerun.control.survival import SurvivalEstimator
 from forerun.simulate.hardware import Roofline
 from forerun.types import IntArray
 
-MAX_ROWS: Final = 16384
-"""Rows up to which a simulated engine profiles its steps."""
+PROFILED_ROWS: Final[IntArray] = 2 ** np.arange(15)
+"""Row counts at which a simulated engine profiles its steps, up to 16,384."""
 
 
 class Policy(Protocol):
@@ -104,5 +104,4 @@ class ControllerPolicy:
 
 def profile_roofline(roofline: Roofline) -> StepCost:
     """The curve that an engine would profile at startup, with an empty context."""
-    rows = 2 ** np.arange(int(np.log2(MAX_ROWS)) + 1)
-    return StepCost(rows.tolist(), roofline(rows.astype(np.float64), 0.0).tolist())
+    return StepCost(PROFILED_ROWS.tolist(), roofline(PROFILED_ROWS.astype(np.float64), 0.0).tolist())

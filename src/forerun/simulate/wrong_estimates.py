@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -17,14 +18,14 @@ import numpy as np
 from forerun.control.step_cost import StepCost
 from forerun.control.survival import SurvivalEstimator
 from forerun.simulate.grid import (
-    TIMING_NOISE,
     GridCell,
     SimulatedTexts,
     TextKind,
     measure_throughput,
     step_seconds,
+    timing_noise,
 )
-from forerun.simulate.policies import MAX_ROWS, ControllerPolicy
+from forerun.simulate.policies import PROFILED_ROWS, ControllerPolicy
 from forerun.types import BoolArray, FloatArray, IntArray
 
 MAX_LENGTH: Final = 16
@@ -67,10 +68,10 @@ class WrongEstimates:
         flags = ["persistent"] * self.persistent + ["heavy tails"] * self.heavy_tails
         return ", ".join(parts + flags)
 
-    def curve(self, rows: IntArray, seconds: FloatArray) -> StepCost:
-        """The step cost that the controller starts with."""
+    def curve(self, seconds: FloatArray) -> StepCost:
+        """The step cost that the controller starts with; `seconds` are the true ones at `PROFILED_ROWS`."""
         believed = self.level * (seconds[0] + self.shape * (seconds - seconds[0]))
-        return (_FixedCost if self.persistent else StepCost)(rows.tolist(), believed.tolist())
+        return (_FixedCost if self.persistent else StepCost)(PROFILED_ROWS.tolist(), believed.tolist())
 
     def estimator(self) -> SurvivalEstimator:
         """The survival estimates of the controller."""
@@ -78,7 +79,7 @@ class WrongEstimates:
 
     def noise(self, random: np.random.Generator) -> float:
         """A factor on a measured step time."""
-        factor = float(np.exp(TIMING_NOISE * random.standard_normal()))
+        factor = timing_noise(random)
         if self.heavy_tails and random.random() < TAIL_SHARE:
             factor *= 1.0 + float(random.pareto(TAIL_EXPONENT))
         return factor
@@ -154,12 +155,26 @@ def compare_with_baseline(
     cells: Iterable[tuple[GridCell, WrongEstimates]],
 ) -> Iterator[dict[str, Any]]:
     """Speedup of the controller over non-speculative decoding in every cell, over `COUNTED_STEPS`."""
-    rows = 2 ** np.arange(int(np.log2(MAX_ROWS)) + 1)
+    texts: SimulatedTexts | None = None
     for cell, error in cells:
-        texts = SimulatedTexts(cell)
+        if texts is None or texts.cell != cell:  # the errors of a cell follow one another
+            texts = SimulatedTexts(cell)
         baseline = cell.batch / float(step_seconds(cell, float(cell.batch)))
-        policy = ControllerPolicy(error.curve(rows, step_seconds(cell, rows)), MAX_LENGTH, error.estimator())
+        policy = ControllerPolicy(
+            error.curve(step_seconds(cell, PROFILED_ROWS)), MAX_LENGTH, error.estimator()
+        )
         throughput = measure_throughput(
             cell, texts, policy, steps=COUNTED_STEPS, noise=error.noise, overhead=error.overhead
         )
         yield asdict(cell) | {"error": str(error), "speedup": throughput / baseline}
+
+
+def summarise_errors(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number of cells, worst and median speedup for each error."""
+    speedups: dict[str, list[float]] = {}
+    for result in results:
+        speedups.setdefault(result["error"], []).append(result["speedup"])
+    return [
+        {"error": error, "cells": len(some), "worst": min(some), "median": median(some)}
+        for error, some in speedups.items()
+    ]
