@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-load bench-local bench-overhead bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-invariant bench-load bench-local bench-overhead bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -76,8 +76,8 @@ bench-stock-load:
 bench-tune:
 	@$(RUN)/python scripts/bench_tune.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# Invariant mode of the local engine: output with and without speculation, by drafter and batch, and its cost. One to
-# two hours in bfloat16 without bfloat16 instructions; ARGS="--num-prompts 8 --max-tokens 32" takes minutes, and
+# Invariant mode of the local engine: output with and without speculation, by drafter and batch. One to two
+# hours in bfloat16 without bfloat16 instructions; ARGS="--num-prompts 8 --max-tokens 32" takes minutes, and
 # ARGS="--record docs/records/invariant.jsonl --draft-model DIR" continues the record.
 check-invariant:
 	@$(RUN)/python scripts/check_invariant.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
@@ -85,6 +85,10 @@ check-invariant:
 # The same in vLLM on a CPU: ten minutes. ARGS=--ordinary runs without the mode, for its cost.
 check-invariant-vllm:
 	@$(RUN)/python scripts/check_invariant_vllm.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Throughput of invariant mode against the ordinary one, with and without speculation: five minutes per dtype.
+bench-invariant:
+	@$(RUN)/python scripts/bench_invariant.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Output of forerun on vLLM's V2 model runner against stock V2, with Triton's interpreter: about 40 minutes on two cores.
 # ARGS=--quick takes a few minutes, ARGS=--distribution samples the output distribution.

@@ -1,10 +1,10 @@
-"""Compares output and speed of the local engine's invariant mode: speculation on and off, batches, drafters.
+"""Compares outputs of the local engine's invariant mode: speculation on and off, batches, drafters.
 
 Prints one JSON line per cell and appends it to the record, if one is given; an interrupted run continues
 there. `num_identical` compares with non-speculative decoding of single requests in the same mode. The cell
-`sabotaged` runs one linear layer with a kernel that depends on the number of rows, and must differ. Ordinary
-cells give the cost of the mode. The exit code is 1 if an invariant cell differs, or if the sabotaged one does
-not.
+`sabotaged` runs one linear layer with a kernel that depends on the number of rows, and must differ. The exit
+code is 1 if an invariant cell differs, or if the sabotaged one does not. `bench_invariant.py` measures the cost
+of the mode.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ def all_cells(batches: list[int], draft_model: Path | None) -> Iterator[Cell]:
                 yield Cell("invariant", "none", False, batch, settings)
             for drafter, tree in product(drafters, (True, False)):
                 yield Cell("invariant", drafter, tree, batch, settings)
-        yield Cell("ordinary", "none", False, batch, "greedy")
-        yield Cell("ordinary", "suffix", True, batch, "greedy")
 
 
 def run(cell: Cell, model: Path, dtype: str, prompts: list[Any], max_tokens: int) -> dict[str, Any]:
@@ -76,7 +74,7 @@ def run(cell: Cell, model: Path, dtype: str, prompts: list[Any], max_tokens: int
         max_batch=cell.batch,
         max_length=2048,
         tree=cell.tree,
-        invariant=cell.mode != "ordinary",
+        invariant=True,
         config=FIXED_LENGTH if cell.drafter.startswith("model:") else None,
     )
     if cell.mode == "sabotaged":
@@ -122,7 +120,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     record: Annotated[Path | None, typer.Option(help="A file of JSON lines to write and continue.")] = None,
 ) -> None:
-    """Compare outputs and speed, cell by cell."""
+    """Compare outputs, cell by cell."""
     prompts = [[{"role": "user", "content": text}] for text in read_questions(num_prompts)]
     lines = read_lines(record)
     if record is not None and not record.exists():
