@@ -1,5 +1,6 @@
 """Records the tokens per step of the lookup drafters on a transcript file, for the tables of the documents.
 
+    python scripts/record_logits.py TRANSCRIPTS
     python scripts/record_replay.py TRANSCRIPTS --record docs/records/replay.json
 
 docs/records/replay.json comes from 84 greedy outputs of SmolLM2-135M: twelve for each of Spec-Bench's six
@@ -20,6 +21,7 @@ import typer
 from forerun.bench.provenance import provenance
 from records import Record, write_record
 
+ALL_SOURCES: Final = ("--sources", "suffix,static,recycled,last-logits")
 CONFIGURATIONS: Final = {
     "vllm-ngram, K = 4": ("--drafter", "vllm-ngram", "--nodes", "4"),
     "vllm-ngram, K = 8": ("--drafter", "vllm-ngram", "--nodes", "8"),
@@ -28,6 +30,15 @@ CONFIGURATIONS: Final = {
     "suffix, tree of 16": ("--nodes", "16"),
     "suffix, tree of 32": ("--nodes", "32"),
     "suffix, tree of 32, earlier outputs": ("--nodes", "32", "--share-outputs"),
+    "static table, tree of 16": ("--nodes", "16", "--sources", "suffix,static"),
+    "static table, tree of 32": ("--nodes", "32", "--sources", "suffix,static"),
+    "all sources, chain of 16": ("--nodes", "16", "--chain", *ALL_SOURCES),
+    "all sources, tree of 16": ("--nodes", "16", *ALL_SOURCES),
+    "all sources, tree of 32": ("--nodes", "32", *ALL_SOURCES),
+    "all sources, tree of 60": ("--nodes", "60", *ALL_SOURCES),
+    "all sources and prompts, tree of 16": ("--nodes", "16", *ALL_SOURCES, "--prompt-logits"),
+    "all sources and prompts, tree of 32": ("--nodes", "32", *ALL_SOURCES, "--prompt-logits"),
+    "all sources and prompts, tree of 60": ("--nodes", "60", *ALL_SOURCES, "--prompt-logits"),
 }
 PRICE: Final = ("--price", "0.012")
 PRICED: Final = ("vllm-ngram, K = 4", "vllm-ngram, K = 8", "suffix, chain of 16", "suffix, tree of 16")

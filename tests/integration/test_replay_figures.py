@@ -27,6 +27,7 @@ SHARED = ("--drafter", "suffix", "--nodes", "32", "--share-outputs")
 NGRAM = ("--drafter", "ngram")
 VLLM = ("--drafter", "vllm-ngram", "--nodes", "4")
 VLLM_8 = ("--drafter", "vllm-ngram", "--nodes", "8")
+ALL_SOURCES = ("--sources", "suffix,static,recycled,last-logits")
 PRICED = ("--price", "0.012")
 
 
@@ -53,8 +54,21 @@ def figures(*options: str, key: str = "tokens_per_step") -> list[float]:
         (CHAIN, [4.14, 1.97, 1.56, 1.36, 2.52, 2.91, 2.28], 2.249, 2.048),
         (TREE, [4.38, 2.29, 1.85, 1.53, 2.71, 3.32, 2.45], 2.509, 2.274),
         (SHARED, [4.95, 2.66, 2.00, 1.70, 2.89, 3.67, 2.94], 2.813, 2.492),
+        ((*TREE, "--sources", "suffix,static"), [4.22, 2.50, 2.09, 1.89, 2.82, 3.28, 2.69], 2.696, 2.464),
+        ((*TREE, *ALL_SOURCES), [4.38, 2.56, 2.12, 1.87, 2.80, 3.25, 2.69], 2.714, 2.480),
+        ((*CHAIN, *ALL_SOURCES), [4.18, 2.12, 1.68, 1.48, 2.52, 2.91, 2.36], 2.337, 2.149),
     ],
-    ids=["vllm-ngram-4", "vllm-ngram-8", "ngram", "chain", "tree", "earlier-outputs"],
+    ids=[
+        "vllm-ngram-4",
+        "vllm-ngram-8",
+        "ngram",
+        "chain",
+        "tree",
+        "earlier-outputs",
+        "static-table",
+        "all-sources",
+        "all-sources-chain",
+    ],
 )
 def test_tokens_per_step_by_category(
     options: tuple[str, ...], expected: list[float], mean: float, mean_of_even_lines: float

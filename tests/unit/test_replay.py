@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from forerun.bench.baseline_drafters import VllmNgram
+from forerun.bench.recorded_logits import RecordedLogits
 from forerun.bench.replay import Reliability, Replay, geometric_mean, linear_cost
 from forerun.bench.transcripts import Transcript, read_transcripts
+from forerun.drafters.static_table import StaticTable
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.drafters.tree_merge import verdict_for
 from forerun.errors import UnreadableTranscripts
-from forerun.types import Draft, Drafter, RequestView, Verdict
+from forerun.types import Draft, Drafter, RequestView, TopTokens, Verdict
 
 SAMPLE = Path(__file__).parents[1] / "data" / "transcripts.jsonl"
 
@@ -139,3 +142,61 @@ def test_a_file_that_is_not_a_transcript_is_an_error(tmp_path: Path, content: st
         read_transcripts(file)
     with pytest.raises(UnreadableTranscripts, match="cannot read"):
         read_transcripts(tmp_path / "nowhere.jsonl")
+
+
+def recording(num_rows: int) -> RecordedLogits:
+    tokens = np.tile(np.arange(10, dtype=np.int32), (num_rows, 1))
+    probs = np.full((num_rows, 10), 0.1, dtype=np.float32)
+    static_rows = np.array([3, 5], dtype=np.int32)
+    table = StaticTable(32)
+    table.add(TopTokens(np.stack([static_rows, static_rows], axis=1), tokens[:2], probs[:2]))
+    return RecordedLogits(np.array([0, num_rows]), tokens, probs, static_rows, table)
+
+
+def test_recorded_logits_are_read_as_written(tmp_path: Path) -> None:
+    written = recording(6)
+    written.write(tmp_path / "some.logits.npz")
+    read = RecordedLogits.read(tmp_path / "some.logits.npz")
+    assert (read.tokens == written.tokens).all()
+    assert np.allclose(read.probs, written.probs, rtol=1e-3)
+    assert (read.static_table.successors == written.static_table.successors).all()
+    assert read.static_table.missing.tolist() == [each for each in range(32) if each not in {3, 5}]
+    rows = read.top_tokens(0, np.array([9, 8, 7, 6, 5, 4]))
+    assert rows.contexts.tolist() == [[-1, 9], [9, 8], [8, 7], [7, 6], [6, 5], [5, 4]]
+
+
+def test_recorded_logits_of_another_file_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableTranscripts, match="6 rows for transcript 1, which has 2 tokens"):
+        recording(6).top_tokens(0, np.array([1, 2]))
+    with pytest.raises(UnreadableTranscripts, match="0 rows for transcript 2"):
+        recording(6).top_tokens(1, np.array([1, 2]))
+    (tmp_path / "no.npz").write_bytes(b"nothing")
+    with pytest.raises(UnreadableTranscripts, match="cannot read recorded logits"):
+        RecordedLogits.read(tmp_path / "no.npz")
+
+
+class LogitsOracle(Oracle):
+    """Records the positions whose logits it is given."""
+
+    def __init__(self, text: list[int], num_right: int) -> None:
+        super().__init__(text, num_right)
+        self.positions: list[int] = []
+
+    def learn_logits(self, id: str, top_tokens: TopTokens) -> None:
+        self.positions += [self.text.index(token) for token in top_tokens.contexts[:, 1].tolist()]
+
+
+@pytest.mark.parametrize("prompt_logits", [False, True])
+def test_a_replay_gives_drafters_the_logits_of_every_output_row_once(prompt_logits: bool) -> None:
+    text = list(range(30))
+    recorded = RecordedLogits(
+        np.array([0, 30]),
+        np.zeros((30, 10), dtype=np.int32),
+        np.full((30, 10), 0.1, dtype=np.float32),
+        np.zeros(0, dtype=np.int32),
+        StaticTable(0),
+    )
+    given = replace(transcript(text[:10], text[10:]), top_tokens=recorded.top_tokens(0, np.array(text)))
+    oracle = LogitsOracle(text, num_right=3)
+    Replay(oracle, nodes=8, prompt_logits=prompt_logits).run([given])
+    assert oracle.positions == [*range(0 if prompt_logits else 9, 29)]

@@ -20,7 +20,7 @@ from forerun.control.candidates import Candidates
 from forerun.control.controller import Controller
 from forerun.control.step_cost import StepCost
 from forerun.drafters.tree_merge import verdict_for
-from forerun.types import Draft, Drafter, FloatArray, RequestView, Tokens
+from forerun.types import Draft, Drafter, FloatArray, LogitsDrafter, RequestView, Tokens
 
 MIN_OUTPUT_TOKENS = 8
 """Outputs with fewer tokens are skipped."""
@@ -122,13 +122,22 @@ class Replay:
     """Replays recordings through a drafter.
 
     With a `cost`, the engines' controller drops draft tokens that cost more than they gain; without one,
-    every draft token is verified. Drafts do not extend beyond `max_tokens` of output.
+    every draft token is verified. Drafts do not extend beyond `max_tokens` of output. Where logits were
+    recorded, a drafter that learns from them gets the rows of output tokens; those of rejected draft tokens
+    are unknown. With `prompt_logits` it also gets the rows of prompts, which engines do not compute.
     """
 
     def __init__(
-        self, drafter: Drafter, *, nodes: int, cost: StepCost | None = None, max_tokens: int | None = None
+        self,
+        drafter: Drafter,
+        *,
+        nodes: int,
+        cost: StepCost | None = None,
+        max_tokens: int | None = None,
+        prompt_logits: bool = False,
     ) -> None:
         self.drafter = drafter
+        self.prompt_logits = prompt_logits
         self.nodes = nodes
         self.max_tokens = max_tokens
         self.draft_all = cost is None
@@ -154,14 +163,25 @@ class Replay:
         tokens, num_prompt = transcript.tokens, len(transcript.prompt)
         known = num_prompt + 1
         self.controller.admit(name, greedy=True)
+        if transcript.top_tokens is not None:
+            self.drafter.propose([RequestView(name, tokens[:num_prompt], num_prompt=num_prompt)], [1])
+            self._learn_logits(name, transcript, 0 if self.prompt_logits else num_prompt - 1, num_prompt)
         while known < len(tokens):
             view = RequestView(name, tokens[:known], num_prompt=num_prompt)
             began = time.perf_counter()
             (draft,) = self.drafter.propose([view], [self._max_draft(known - num_prompt)])
             totals.draft_seconds += time.perf_counter() - began
-            known += self._step(name, draft, tokens[known:], totals)
+            num_emitted = self._step(name, draft, tokens[known:], totals)
+            self._learn_logits(name, transcript, known - 1, known - 1 + num_emitted)
+            known += num_emitted
         self.controller.forget(name)
         self.drafter.forget(name)
+
+    def _learn_logits(self, name: str, transcript: Transcript, first: int, end: int) -> None:
+        """Report the recorded logits at these positions, if there are any."""
+        if transcript.top_tokens is not None and isinstance(self.drafter, LogitsDrafter):
+            end = min(end, len(transcript.top_tokens))
+            self.drafter.learn_logits(name, transcript.top_tokens.select(np.arange(first, end)))
 
     def _max_draft(self, num_output: int) -> int:
         """The longest draft that can still be emitted: each step emits one token beyond the accepted ones."""

@@ -16,6 +16,7 @@ from forerun.cli.replay import replay
 from forerun.cli.selftest import selftest
 from forerun.cli.serve import EPILOG, serve
 from forerun.cli.simulate import simulate
+from forerun.cli.static_table import static_table
 from forerun.cli.theory import theory
 from forerun.cli.trace import trace
 from forerun.cli.tune import tune
@@ -36,6 +37,7 @@ _PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}  
 app.command(rich_help_panel=_SERVE, context_settings=_PASSED_ON, epilog=EPILOG)(serve)
 app.command(cls=renamed_options({"--batch": "--concurrency"}), rich_help_panel=_SERVE)(generate)
 app.add_typer(corpus, name="corpus", rich_help_panel=_SERVE)
+app.command("static-table", rich_help_panel=_SERVE)(static_table)
 app.command(rich_help_panel=_CHECK)(doctor)
 app.command(cls=VllmFlagsCommand, rich_help_panel=_CHECK)(selftest)
 app.add_typer(audit, name="audit", rich_help_panel=_CHECK)

@@ -11,6 +11,7 @@ import typer
 
 from forerun.cli.console import progress_bar, report_errors
 from forerun.cli.replay_planning import planning_report, print_planning
+from forerun.cli.replay_sources import make_suffix_drafter, parse_sources, read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +53,29 @@ def replay(
         typer.Option(
             "--share-outputs",
             help="Draft from the outputs of earlier transcripts too.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = False,
+    sources: Annotated[
+        str,
+        typer.Option(
+            help="Sources of the suffix drafter: suffix, static, recycled, last-logits. All but suffix need"
+            " recorded logits.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = "suffix",
+    logits: Annotated[
+        Path | None,
+        typer.Option(
+            help="Recorded logits (scripts/record_logits.py); by default FILE with the ending .logits.npz.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None,
+    prompt_logits: Annotated[
+        bool,
+        typer.Option(
+            "--prompt-logits",
+            help="Recycle the logits of prompts too, which engines do not compute.",
             rich_help_panel=_DRAFTING,
         ),
     ] = False,
@@ -104,21 +128,34 @@ def replay(
 
     Example: forerun replay transcripts.jsonl --drafter suffix --price 0.012
     """
+    from forerun.bench.replay import Replay
     from forerun.bench.transcripts import read_transcripts
 
     options = {"chain": chain or ahead, "share_outputs": share_outputs, "corpora": corpus or []}
-    settings = {"drafter": drafter, "nodes": nodes, "lines": lines, "fit": fit, "price": price}
+    settings: dict[str, Any] = {
+        "drafter": drafter,
+        "nodes": nodes,
+        "lines": lines,
+        "fit": fit,
+        "price": price,
+    }
     _check_planning(fit, concurrency, ahead=ahead)
+    chosen = parse_sources(sources, drafter)
     with report_errors():
-        recorded = read_transcripts(transcripts, lines)
-        before = [] if fit == "nothing" else read_transcripts(transcripts, fit)
+        recording = read_recording(transcripts, logits, chosen)
+        recorded = read_transcripts(transcripts, lines, recording)
+        before = [] if fit == "nothing" else read_transcripts(transcripts, fit, recording)
         _check_lengths(transcripts, recorded)
         make_drafter = partial(_drafter, drafter, options)
+        if recording is not None:
+            settings |= {"sources": chosen, "prompt_logits": prompt_logits}
+            make_drafter = partial(make_suffix_drafter, chosen, recording, options)
         if ahead:
             settings |= {"concurrency": concurrency}
             report = planning_report(recorded, make_drafter, nodes, price, concurrency)
         else:
-            run, stats_by_category = _replay(before, recorded, make_drafter, nodes, price)
+            make_replay = partial(Replay, nodes=nodes, prompt_logits=prompt_logits)
+            run, stats_by_category = _replay(before, recorded, make_drafter, make_replay, price)
             report = _report(stats_by_category, price) | {"reliability": _reliability(run)}
     if as_json:
         typer.echo(json.dumps(settings | options | report, indent=2, default=str))
@@ -151,15 +188,15 @@ def _replay(
     before: Sequence[Transcript],
     recorded: Sequence[Transcript],
     make_drafter: Callable[[], Drafter],
-    nodes: int,
+    make_replay: Callable[..., Replay],
     price: float | None,
 ) -> tuple[Replay, dict[str, ReplayStats]]:
     """Replay transcripts after uncounted ones; returns the replay and its totals by category."""
-    from forerun.bench.replay import MIN_OUTPUT_TOKENS, Replay, linear_cost
+    from forerun.bench.replay import MIN_OUTPUT_TOKENS, linear_cost
 
     long_enough = [transcript for transcript in recorded if len(transcript.output) >= MIN_OUTPUT_TOKENS]
-    Replay(make_drafter(), nodes=nodes).run(long_enough[:2])  # compiles
-    run = Replay(make_drafter(), nodes=nodes, cost=None if price is None else linear_cost(price))
+    make_replay(make_drafter()).run(long_enough[:2])  # compiles
+    run = make_replay(make_drafter(), cost=None if price is None else linear_cost(price))
     with progress_bar("replaying", len(before) + len(recorded)) as progress:
         run.run(before, progress)
         return run, run.run(recorded, lambda num: progress(len(before) + num))

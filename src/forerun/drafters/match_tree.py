@@ -18,19 +18,27 @@ import numpy as np
 
 from forerun.core.jit import compiled, inlined
 from forerun.drafters.matches import BREAK, CONTINUATION, COUNT, MATCH_LENGTH, OWN, SOURCE, Ints
+from forerun.drafters.successor_votes import SuccessorArrays, add_successor_votes
+from forerun.drafters.tree_workspace import (
+    CANDIDATE_END,
+    CANDIDATE_SIZE,
+    CANDIDATE_TOKEN,
+    CANDIDATE_VOTES,
+    CHOICE,
+    NODE_DEPTH,
+    NODE_FIRST,
+    NODE_LAST,
+    NODE_PARENT,
+    NODE_TOKEN,
+    ORDER,
+    RANK,
+    SPARE,
+    SURVIVAL,
+)
 from forerun.types import ROOT, Float32Array, FloatArray, IntArray
 
 TOKENS, PARENTS = 0, 1
 """Rows of the tree under construction."""
-
-# Rows of `ints`: per match,
-_ORDER, _SPARE, _CHOICE = 0, 1, 2
-# per candidate below one node,
-_TOKEN, _SIZE, _END = 3, 4, 5
-# per node taken or in the frontier, and the nodes ranked by survival.
-_NODE_TOKEN, _PARENT, _DEPTH, _FIRST, _LAST, _RANK = 6, 7, 8, 9, 10, 11
-# Rows of `floats`: per candidate, per rank.
-_VOTES, _SURVIVAL = 0, 1
 
 UNSEEN_VOTES: Final = 1.0
 UNSEEN_VOTES_PER_CANDIDATE: Final = 0.4
@@ -40,25 +48,11 @@ _LENGTH_DISCOUNT: Final = 0.7 ** np.arange(11)
 """Weight of a match by how many tokens it is shorter than the longest."""
 
 
-class Workspace:
-    """Reusable arrays for growing trees; allocation would slow the compiled functions down."""
-
-    __slots__ = ("floats", "ints")
-
-    def __init__(self, width: int) -> None:
-        self.ints = np.empty((_RANK + 1, width), dtype=np.int64)
-        self.floats = np.empty((_SURVIVAL + 1, width), dtype=np.float64)
-
-    @property
-    def width(self) -> int:
-        """Maximum number of nodes, and of matches."""
-        return self.ints.shape[1]
-
-
 @compiled
 def grow_tree(
     matches: Ints,
-    num: int,
+    tail: Ints,
+    sources: SuccessorArrays,
     chain: bool,
     nodes: IntArray,
     survival: Float32Array,
@@ -72,25 +66,26 @@ def grow_tree(
     only the best child of each node. The ranking lists the nodes taken, then the frontier. It is as long as
     the budget; nodes ranked beyond it are dropped.
     """
+    context = (tail, sources)
     limits = (nodes.shape[1], min(nodes.shape[1], matches.shape[1] - CONTINUATION))
-    _sort_by_match(matches, num, ints)
+    _sort_by_match(matches, ints)
     node, filled = ROOT, 0
     while node + 1 < nodes.shape[1]:
-        filled = _expand(matches, num, limits, node, filled, chain, ints, floats)
+        filled = _expand(matches, context, limits, node, filled, chain, ints, floats)
         if node + 1 == filled:
             break
         node += 1
     for taken in range(node + 1):
-        at = ints[_RANK, taken]
-        nodes[TOKENS, taken], nodes[PARENTS, taken] = ints[_NODE_TOKEN, at], ints[_PARENT, at]
-        survival[taken] = floats[_SURVIVAL, taken]
+        at = ints[RANK, taken]
+        nodes[TOKENS, taken], nodes[PARENTS, taken] = ints[NODE_TOKEN, at], ints[NODE_PARENT, at]
+        survival[taken] = floats[SURVIVAL, taken]
     return node + 1
 
 
 @inlined
 def _expand(
     matches: Ints,
-    num: int,
+    context: tuple[Ints, SuccessorArrays],
     limits: tuple[int, int],
     node: int,
     filled: int,
@@ -100,51 +95,69 @@ def _expand(
 ) -> int:
     """Rank the children of a node within budget and depth; returns the new length of the ranking."""
     budget, depth = limits
-    level, first, last, survival = 0, 0, num, 1.0
+    tail, sources = context
+    level, first, last, survival = 0, 0, len(matches), 1.0
+    token, previous = tail[0], tail[1]
     if node != ROOT:
-        at = ints[_RANK, node]
-        level, first, last = ints[_DEPTH, at], ints[_FIRST, at], ints[_LAST, at]
-        survival = floats[_SURVIVAL, node]
+        at = ints[RANK, node]
+        level, first, last = ints[NODE_DEPTH, at], ints[NODE_FIRST, at], ints[NODE_LAST, at]
+        survival = floats[SURVIVAL, node]
+        parent = ints[NODE_PARENT, at]
+        token, previous = (
+            ints[NODE_TOKEN, at],
+            token if parent == ROOT else ints[NODE_TOKEN, ints[RANK, parent]],
+        )
     if level == depth:
         return filled
-    found, total = _count_votes(matches, first, last, level, ints, floats)
+    found, total, longest = _count_votes(matches, first, last, level, ints, floats)
+    found, total = add_successor_votes(
+        sources, tail, (previous, token), level, longest, (found, total), ints, floats
+    )
     best = _group_by_candidate(first, last, found, ints, floats)
     for c in range(found):
         if chain and c != best:
             continue
-        probability = floats[_VOTES, c] / total
+        probability = floats[CANDIDATE_VOTES, c] / total
         at, filled = _rank_node(survival * probability, node + 1, filled, budget, ints, floats)
         if at >= 0:
-            ints[_NODE_TOKEN, at], ints[_PARENT, at], ints[_DEPTH, at] = ints[_TOKEN, c], node, level + 1
-            ints[_FIRST, at], ints[_LAST, at] = ints[_END, c] - ints[_SIZE, c], ints[_END, c]
+            ints[NODE_TOKEN, at], ints[NODE_PARENT, at], ints[NODE_DEPTH, at] = (
+                ints[CANDIDATE_TOKEN, c],
+                node,
+                level + 1,
+            )
+            ints[NODE_FIRST, at], ints[NODE_LAST, at] = (
+                ints[CANDIDATE_END, c] - ints[CANDIDATE_SIZE, c],
+                ints[CANDIDATE_END, c],
+            )
     return filled
 
 
 @compiled
-def _sort_by_match(matches: Ints, num: int, ints: IntArray) -> None:
+def _sort_by_match(matches: Ints, ints: IntArray) -> None:
     """Sort matches by length, longest first, stably."""
-    for i in range(num):
+    for i in range(len(matches)):
         at = i
-        while at and matches[ints[_ORDER, at - 1], MATCH_LENGTH] < matches[i, MATCH_LENGTH]:
-            ints[_ORDER, at] = ints[_ORDER, at - 1]
+        while at and matches[ints[ORDER, at - 1], MATCH_LENGTH] < matches[i, MATCH_LENGTH]:
+            ints[ORDER, at] = ints[ORDER, at - 1]
             at -= 1
-        ints[_ORDER, at] = i
+        ints[ORDER, at] = i
 
 
 @compiled
 def _count_votes(
     matches: Ints, first: int, last: int, level: int, ints: IntArray, floats: FloatArray
-) -> tuple[int, float]:
+) -> tuple[int, float, int]:
     """Count the votes of matches `first` to `last` for the token at a level.
 
-    Returns the number of candidates and the sum of all votes, those for unseen tokens included.
+    Returns the number of candidates, the sum of all votes, those for unseen tokens included, and the length
+    of the longest match.
     """
     found, total, voted_sources = 0, UNSEEN_VOTES, 0
-    longest = matches[ints[_ORDER, first], MATCH_LENGTH] + level if first < last else 0
+    longest = matches[ints[ORDER, first], MATCH_LENGTH] + level if first < last else 0
     for i in range(first, last):
-        at = ints[_ORDER, i]
+        at = ints[ORDER, i]
         token, match = matches[at, CONTINUATION + level], matches[at, MATCH_LENGTH] + level
-        ints[_CHOICE, i] = BREAK
+        ints[CHOICE, i] = BREAK
         if token == BREAK:
             continue
         source = 1 << matches[at, SOURCE]
@@ -153,16 +166,16 @@ def _count_votes(
         )
         voted_sources |= source
         c = 0
-        while c < found and ints[_TOKEN, c] != token:
+        while c < found and ints[CANDIDATE_TOKEN, c] != token:
             c += 1
         if c == found:
-            ints[_TOKEN, c], ints[_SIZE, c], floats[_VOTES, c] = token, 0, 0.0
+            ints[CANDIDATE_TOKEN, c], ints[CANDIDATE_SIZE, c], floats[CANDIDATE_VOTES, c] = token, 0, 0.0
             found += 1
-        ints[_SIZE, c] += 1
-        ints[_CHOICE, i] = c
-        floats[_VOTES, c] += votes
+        ints[CANDIDATE_SIZE, c] += 1
+        ints[CHOICE, i] = c
+        floats[CANDIDATE_VOTES, c] += votes
         total += votes
-    return found, total + UNSEEN_VOTES_PER_CANDIDATE * found
+    return found, total + UNSEEN_VOTES_PER_CANDIDATE * found, longest
 
 
 @compiled
@@ -181,17 +194,17 @@ def _group_by_candidate(first: int, last: int, found: int, ints: IntArray, float
     """Group the matches by candidate; returns the candidate with the most votes."""
     best, end = 0, first
     for c in range(found):
-        ints[_END, c] = end
-        end += ints[_SIZE, c]
-        if floats[_VOTES, c] > floats[_VOTES, best]:
+        ints[CANDIDATE_END, c] = end
+        end += ints[CANDIDATE_SIZE, c]
+        if floats[CANDIDATE_VOTES, c] > floats[CANDIDATE_VOTES, best]:
             best = c
     for i in range(first, last):
-        c = ints[_CHOICE, i]
+        c = ints[CHOICE, i]
         if c != BREAK:
-            ints[_SPARE, ints[_END, c]] = ints[_ORDER, i]
-            ints[_END, c] += 1
+            ints[SPARE, ints[CANDIDATE_END, c]] = ints[ORDER, i]
+            ints[CANDIDATE_END, c] += 1
     for i in range(first, end):
-        ints[_ORDER, i] = ints[_SPARE, i]
+        ints[ORDER, i] = ints[SPARE, i]
     return best
 
 
@@ -205,13 +218,13 @@ def _rank_node(
     if filled < budget:
         slot = filled
         filled += 1
-    elif filled > taken and floats[_SURVIVAL, filled - 1] < survival:
-        slot = ints[_RANK, filled - 1]
+    elif filled > taken and floats[SURVIVAL, filled - 1] < survival:
+        slot = ints[RANK, filled - 1]
     else:
         return -1, filled
     at = filled - 1
-    while at > taken and floats[_SURVIVAL, at - 1] < survival:
-        ints[_RANK, at], floats[_SURVIVAL, at] = ints[_RANK, at - 1], floats[_SURVIVAL, at - 1]
+    while at > taken and floats[SURVIVAL, at - 1] < survival:
+        ints[RANK, at], floats[SURVIVAL, at] = ints[RANK, at - 1], floats[SURVIVAL, at - 1]
         at -= 1
-    ints[_RANK, at], floats[_SURVIVAL, at] = slot, survival
+    ints[RANK, at], floats[SURVIVAL, at] = slot, survival
     return slot, filled

@@ -9,6 +9,7 @@ from typing import Final
 from forerun.config import SpeculationConfig
 from forerun.drafters.corpus import Corpus
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.static_table_cache import load_static_table
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError
 from forerun.types import Drafter, RequestView, Verdict
@@ -18,19 +19,26 @@ ENGINE_ONLY: Final = ("grammar", "model")
 
 
 def make_drafters(
-    config: SpeculationConfig, *, chain: bool = False, vocabulary: str | None = None
+    config: SpeculationConfig,
+    *,
+    chain: bool = False,
+    vocabulary: str | None = None,
+    model: str | None = None,
 ) -> dict[str, Drafter]:
     """Create and warm up the drafters that a configuration names, except those in `ENGINE_ONLY`.
 
     `chain` is for engines that do not verify trees. With the fingerprint of the model's vocabulary, corpora
-    of another tokenizer are rejected.
+    of another tokenizer are rejected. With the name or directory of the target model, its static table is
+    used, if there is one.
     """
     if "auto" in config.drafters:
         own_text_config = config.model_copy(update={"share_outputs": False, "corpora": ()})
     else:
         own_text_config = config
     return {
-        name: warm_up(_find_factory(name)(own_text_config if name == "ngram" else config, chain, vocabulary))
+        name: warm_up(
+            _find_factory(name)(own_text_config if name == "ngram" else config, chain, vocabulary, model)
+        )
         for name in config.names
         if name not in ENGINE_ONLY
     }
@@ -65,7 +73,7 @@ def warm_up(drafter: Drafter) -> Drafter:
     return drafter
 
 
-DrafterFactory = Callable[[SpeculationConfig, bool, str | None], Drafter]
+DrafterFactory = Callable[[SpeculationConfig, bool, str | None, str | None], Drafter]
 
 
 def _find_factory(name: str) -> DrafterFactory:
@@ -94,11 +102,14 @@ def _create(name: str, factory: Callable[[], object]) -> Drafter:
     return drafter
 
 
-def _make_suffix(config: SpeculationConfig, chain: bool, vocabulary: str | None) -> Drafter:
+def _make_suffix(
+    config: SpeculationConfig, chain: bool, vocabulary: str | None, model: str | None
+) -> Drafter:
     return SuffixDrafter(
         chain=chain,
         share_outputs=config.share_outputs,
         corpora=[Corpus(file, vocabulary=vocabulary) for file in config.corpora],
+        static_table=None if model is None else load_static_table(model),
     )
 
 

@@ -16,11 +16,15 @@ import numpy as np
 from forerun.drafters.context_index import NUM_FREQUENT, ContextIndex
 from forerun.drafters.context_lookup import append_and_look_up, look_up, look_up_own
 from forerun.drafters.corpus import Corpus
-from forerun.drafters.match_tree import PARENTS, TOKENS, Workspace, grow_tree
+from forerun.drafters.match_tree import PARENTS, TOKENS, grow_tree
 from forerun.drafters.matches import CONTINUATION, MAX_MATCH, SHARED, SOURCE, Ints
 from forerun.drafters.output_store import OutputStore
+from forerun.drafters.recycled_logits import RecycledLogits, RecycledStore
+from forerun.drafters.static_table import StaticTable
+from forerun.drafters.successor_votes import VoteWeights
+from forerun.drafters.tree_workspace import Workspace
 from forerun.errors import ConfigurationError
-from forerun.types import BoolArray, Draft, RequestView, Verdict
+from forerun.types import BoolArray, Draft, RequestView, TopTokens, Verdict
 
 NAME: Final = "suffix"
 MAX_DEPTH: Final = 64
@@ -49,6 +53,9 @@ class SuffixDrafter:
         chain: bool = False,
         share_outputs: bool = False,
         corpora: Sequence[Corpus] = (),
+        static_table: StaticTable | None = None,
+        weights: VoteWeights | None = None,
+        look_up: bool = True,
         store_tokens: int = 1 << 20,
         max_tokens: int = 1 << 20,
     ) -> None:
@@ -61,6 +68,10 @@ class SuffixDrafter:
         self.corpora = tuple(corpora)
         self.store = OutputStore(store_tokens) if share_outputs else None
         self.max_tokens = max_tokens
+        table = static_table or StaticTable(0)
+        self._static_arrays = (table.successors, table.codes, *(weights or VoteWeights()).arrays)
+        self._looks_up = look_up
+        self._recycled = RecycledStore(shared=share_outputs)
         self._requests: dict[str, _SuffixState] = {}
         self._lock = Lock()
         self._tail = np.empty(MAX_MATCH, dtype=np.int32)
@@ -83,6 +94,13 @@ class SuffixDrafter:
             if request is not None and self.store is not None:
                 request.pending += verdict.tokens(draft)
 
+    def learn_logits(self, id: str, top_tokens: TopTokens) -> None:  # noqa: A002
+        """Keep the likeliest next tokens of verified rows."""
+        with self._lock:
+            request = self._requests.get(id)
+            if request is not None:
+                request.recycled.add(top_tokens)
+
     def forget(self, id: str) -> None:  # noqa: A002
         """Drop a request; with `share_outputs` its output is stored for later requests with the same salt."""
         with self._lock:
@@ -94,7 +112,8 @@ class SuffixDrafter:
         """State of a view's request; a new state if the view shows that the id was reused."""
         request = self._requests.get(view.id)
         if request is None or request.salt != view.salt or request.known > len(view.tokens):
-            request = self._requests[view.id] = _SuffixState(view, self.max_tokens)
+            recycled = self._recycled.of(view.salt)
+            request = self._requests[view.id] = _SuffixState(view, self.max_tokens, recycled)
         return request
 
     def _append_only(self, view: RequestView) -> Draft:
@@ -114,7 +133,8 @@ class SuffixDrafter:
         nodes = np.empty((2, budget), dtype=np.int64)
         survival = np.empty(budget, dtype=np.float32)
         work = self._work
-        num = grow_tree(self._matches, num, self.chain, nodes, survival, work.ints, work.floats)
+        matches, sources = self._matches[:num], (request.recycled.arrays, *self._static_arrays)
+        num = grow_tree(matches, self._tail, sources, self.chain, nodes, survival, work.ints, work.floats)
         if num < budget:
             nodes, survival = nodes[:, :num], survival[:num]
         sampled, source = _chosen_nodes(num)
@@ -130,6 +150,8 @@ class SuffixDrafter:
             own.extend(new)
             num = look_up_own(own.token_table, own.counters, tail, matches, depth, MAX_MATCHES)
         request.known += len(new)
+        if not self._looks_up:
+            return 0
         if self.store is not None:
             for index in self.store.indexes(request.salt):
                 free_rows = matches[num : num + MAX_MATCHES]
@@ -154,13 +176,14 @@ def _chosen_nodes(num: int) -> tuple[BoolArray, tuple[str, ...]]:
 class _SuffixState:
     """State of a request: its indexed text, and the tokens that are not indexed yet."""
 
-    __slots__ = ("index", "known", "num_prompt", "pending", "salt")
+    __slots__ = ("index", "known", "num_prompt", "pending", "recycled", "salt")
 
-    def __init__(self, view: RequestView, max_tokens: int) -> None:
+    def __init__(self, view: RequestView, max_tokens: int, recycled: RecycledLogits) -> None:
         self.salt = view.salt
         self.num_prompt = view.num_prompt
         self.known = 0
         self.pending: list[int] = []
+        self.recycled = recycled
         self.index = ContextIndex(capacity=len(view.tokens) * 5 // 4 + 256, max_tokens=max_tokens)
 
     def unread(self, view: RequestView) -> Ints:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from forerun.errors import InvalidDraft
-from forerun.types import Draft, Drafter, RequestView, Verdict
+from forerun.types import Draft, Drafter, LogitsDrafter, RequestView, TopTokens, Verdict
 
 MAX_PROPOSE_SECONDS: Final = 1.0
 """The maximum duration of a call; lookup drafters take microseconds."""
@@ -116,6 +116,19 @@ class GuardedDrafter:
             self.drafter.learn(name, draft, verdict)
         except Exception:
             self._record_error("learn() failed")
+
+    @property
+    def learns_logits(self) -> bool:
+        """Whether the drafter learns from the target's logits."""
+        return isinstance(self.drafter, LogitsDrafter)
+
+    def learn_logits(self, name: str, top_tokens: TopTokens) -> None:
+        """Report the likeliest next tokens at the rows of a request to a drafter that learns from them."""
+        try:
+            if isinstance(self.drafter, LogitsDrafter):
+                self.drafter.learn_logits(name, top_tokens)
+        except Exception:
+            self._record_error("learn_logits() failed")
 
     def forget(self, name: str, view: RequestView | None = None) -> None:
         """Drop a finished request; with a view, the drafter sees the end of its text first."""

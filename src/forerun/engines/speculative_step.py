@@ -41,7 +41,8 @@ class SpeculativeStep:
 
     `proposals` are the drafts by drafter, `drafts` the ones to verify. `verdicts` is None, and `num_verified`
     0, where the engine has not verified the draft. `outcomes` has, by drafter, the verified part of its own
-    draft and the verdict on that part.
+    draft and the verdict on that part. `wants_logits` are the requests, by index, whose drafters learn from
+    the target's logits.
     """
 
     control: Step
@@ -51,6 +52,7 @@ class SpeculativeStep:
     verdicts: list[Verdict | None] = field(init=False)
     num_verified: list[int] = field(init=False)
     outcomes: list[dict[str, tuple[Draft, Verdict]]] = field(init=False)
+    wants_logits: frozenset[int] = frozenset()
     _indices: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:

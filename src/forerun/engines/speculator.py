@@ -33,8 +33,9 @@ from forerun.engines.guarded_drafter import (
 )
 from forerun.engines.proposal_merger import ProposalMerger
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.engines.top_token_rows import rejected_first
 from forerun.errors import InvalidRequest
-from forerun.types import Drafter, RequestView, Verdict
+from forerun.types import Drafter, RequestView, TopTokens, Verdict
 
 MODEL: Final = "model"
 """The drafter that runs a draft model."""
@@ -78,6 +79,7 @@ class Speculator:
             )
             for name, drafter in drafters.items()
         }
+        self._learning_from_logits = [name for name, each in self.drafters.items() if each.learns_logits]
         self._planned = [MODEL]
         self._drafters_of: dict[str, set[str]] = {}
 
@@ -115,6 +117,7 @@ class Speculator:
         )
         for name in names:
             self._propose(step, name, should_draft)
+        step.wants_logits = self._logits_wanted(step, should_draft)
         if any(step.proposals):
             self.merger.merge(step)
         step.control.lookup_seconds += time.perf_counter() - began - step.control.draft_seconds
@@ -140,6 +143,15 @@ class Speculator:
             if not self._drafters_of[request.name]:
                 used = (name for name in self.drafters if self.uses(request, name))
                 self._drafters_of[request.name].update(used)
+
+    def _logits_wanted(self, step: SpeculativeStep, should_draft: Sequence[bool]) -> frozenset[int]:
+        """The requests that were looked up by a drafter that learns from logits."""
+        return frozenset(
+            index
+            for name in self._learning_from_logits
+            for index, request in enumerate(step.requests)
+            if should_draft[index] and request.max_tokens > 0 and self.uses(request, name)
+        )
 
     def _propose(self, step: SpeculativeStep, name: str, should_draft: Sequence[bool]) -> None:
         """Add the proposals of one drafter to the step; a planned drafter's time goes to the controller."""
@@ -193,17 +205,28 @@ class Speculator:
         return [tuple(values[end - len(draft) : end]) for draft, end in zip(step.drafts, ends, strict=True)]
 
     def observe(
-        self, step: SpeculativeStep, name: str, verdict: Verdict, num_verified: int | None = None
+        self,
+        step: SpeculativeStep,
+        name: str,
+        verdict: Verdict,
+        num_verified: int | None = None,
+        top_tokens: TopTokens | None = None,
     ) -> None:
         """Record the verdict on a request's draft, and report it to each drafter in terms of its own draft.
 
-        `num_verified` is the number of leading draft tokens that were verified, by default all. The verdict
-        on a request forgotten since, or not in this step, is ignored.
+        `num_verified` is the number of leading draft tokens that were verified, by default all, and
+        `top_tokens` has the likeliest next tokens after the last committed token and after each of them. The
+        verdict on a request forgotten since, or not in this step, is ignored.
         """
         index = step.index(name)
         if index is None or name not in self._drafters_of:
             return
         step.record_verdict(index, verdict, num_verified)
+        if top_tokens is not None:
+            ordered = top_tokens.select(rejected_first(verdict.accepted, len(top_tokens)))
+            for each in self._learning_from_logits:
+                if each in self._drafters_of[name]:
+                    self.drafters[each].learn_logits(name, ordered)
         for each, (part, own_verdict) in step.outcomes[index].items():
             if each in self.drafters:
                 self.drafters[each].learn(name, part, own_verdict)

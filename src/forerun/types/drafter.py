@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from forerun.types.arrays import Tokens
 from forerun.types.draft import Draft
 from forerun.types.sampling import SamplingParams
+from forerun.types.top_tokens import TopTokens
 from forerun.types.verdict import Verdict
 
 _DEFAULT_SAMPLING = SamplingParams()
@@ -54,3 +55,14 @@ class Drafter(Protocol):
 
     def forget(self, id: str) -> None:  # noqa: A002
         """Drop all state of a finished request."""
+
+
+@runtime_checkable
+class LogitsDrafter(Drafter, Protocol):
+    """A drafter that also learns from the target's logits."""
+
+    def learn_logits(self, id: str, top_tokens: TopTokens) -> None:  # noqa: A002
+        """Observe the likeliest next tokens at the rows of a step, those of rejected draft tokens first.
+
+        Called after `propose` and before `learn`, in steps with and without a draft.
+        """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +15,7 @@ from forerun.drafters.context_index import NUM_FREQUENT, NUM_LEVELS
 from forerun.drafters.context_lookup import MAX_WALK
 from forerun.drafters.match_tree import UNSEEN_VOTES, UNSEEN_VOTES_PER_CANDIDATE, vote_weight
 from forerun.drafters.matches import BREAK, MAX_MATCH
+from forerun.drafters.successor_votes import LAST_LOGITS_DEPTH, LONG_MATCH, MEDIUM_MATCH, VoteWeights
 
 
 def match_length(text: Sequence[int], position: int, context: Sequence[int]) -> int:
@@ -69,7 +71,10 @@ def continuation(text: Sequence[int], begin: int, depth: int, *, own: bool) -> l
 
 
 def tree(
-    rows: list[tuple[int, int, int, list[int]]], depth: int, budget: int
+    rows: list[tuple[int, int, int, list[int]]],
+    depth: int,
+    budget: int,
+    successors: Successors | None = None,
 ) -> list[tuple[float, list[int]]]:
     """The most likely paths, best first, of matches given as (length, source, count, tokens)."""
     frontier: list[tuple[float, list[int]]] = []
@@ -79,7 +84,7 @@ def tree(
         if len(path) < depth:
             frontier += [
                 (survival * probability, [*path, token])
-                for token, probability in probabilities(rows, path).items()
+                for token, probability in probabilities(rows, path, successors).items()
             ]
         if not frontier:
             break
@@ -89,8 +94,50 @@ def tree(
     return taken[1:]
 
 
-def probabilities(rows: list[tuple[int, int, int, list[int]]], path: list[int]) -> dict[int, float]:
-    """Probability of every token after a path, from the matches that agree with it."""
+@dataclass(frozen=True)
+class Successors:
+    """The rows of likely next tokens, with probabilities, by context, and the last tokens of the text."""
+
+    tail: Sequence[int]
+    recycled: Sequence[tuple[int, int, dict[int, float]]]
+    static: Sequence[tuple[int, dict[int, float]]]
+    weights: VoteWeights = field(default_factory=VoteWeights)
+
+    def votes(self, path: list[int], longest: int) -> tuple[dict[int, float], float]:
+        """Votes for the tokens after a path, and their total with those for unseen tokens."""
+        w = self.weights
+        text = [self.tail[2], self.tail[1], self.tail[0], *path]
+        scale = w.long_match if longest >= LONG_MATCH else w.medium_match if longest >= MEDIUM_MATCH else 1.0
+        pairs = {(previous, last): row for previous, last, row in self.recycled}
+        tokens = {last: row for _, last, row in self.recycled}
+        votes: Counter[int] = Counter()
+        total = 0.0
+        beside = 1.0
+        if (text[-2], text[-1]) in pairs:
+            beside = w.beside_pair
+            total += scale * w.pair
+            votes += Counter(
+                {x: scale * w.pair * p**w.pair_power for x, p in pairs[text[-2], text[-1]].items()}
+            )
+        static = dict(self.static)
+        amount = w.token if text[-1] in tokens else w.token * w.static
+        if (row := tokens.get(text[-1], static.get(text[-1]))) is not None:
+            total += scale * beside * amount
+            votes += Counter({x: scale * beside * amount * p**w.token_power for x, p in row.items()})
+        if len(path) < LAST_LOGITS_DEPTH and (text[0], text[1]) in pairs:
+            amount = scale * w.last_logits[len(path)]
+            total += amount
+            others = {x: p for x, p in pairs[text[0], text[1]].items() if x != self.tail[0]}
+            votes += Counter(
+                {x: amount * (p / sum(others.values())) ** w.last_logits_power for x, p in others.items()}
+            )
+        return dict(votes), total
+
+
+def probabilities(
+    rows: list[tuple[int, int, int, list[int]]], path: list[int], successors: Successors | None = None
+) -> dict[int, float]:
+    """Probability of every token after a path, from the matches that agree with it, and from successors."""
     level = len(path)
     agreeing = sorted((row for row in rows if row[3][:level] == path), key=lambda row: -row[0])
     votes: dict[int, float] = {}
@@ -103,6 +150,11 @@ def probabilities(rows: list[tuple[int, int, int, list[int]]], path: list[int]) 
             votes[token] = votes.get(token, 0.0) + weight
             voted_sources.add(source)
     total = UNSEEN_VOTES + sum(votes.values()) + UNSEEN_VOTES_PER_CANDIDATE * len(votes)
+    if successors is not None:
+        longest = agreeing[0][0] + level if agreeing else 0
+        more, amount = successors.votes(path, longest)
+        total += amount
+        votes = dict(Counter(votes) + Counter(more))
     return {token: count / total for token, count in votes.items()}
 
 

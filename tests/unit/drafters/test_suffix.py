@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forerun.drafters.matches import BREAK
 from forerun.drafters.suffix import MAX_DEPTH, SuffixDrafter
 from forerun.errors import ConfigurationError
-from forerun.types import Draft, Drafter, RequestView, Verdict
+from forerun.types import Draft, Drafter, LogitsDrafter, RequestView, TopTokens, Verdict
 
 SECRET = [91, 92, 93, 94, 95, 96, 97, 98]
 PROMPT = [1, 2, 3, 4, 5]
@@ -33,6 +33,7 @@ def emit_output(
 
 def test_it_is_a_drafter() -> None:
     assert isinstance(SuffixDrafter(), Drafter)
+    assert isinstance(SuffixDrafter(), LogitsDrafter)
 
 
 def test_it_proposes_what_followed_before() -> None:
@@ -245,3 +246,41 @@ def test_verdicts_on_unknown_requests_are_ignored() -> None:
 def test_drafts_stay_within_the_maximum_depth() -> None:
     (draft,) = SuffixDrafter(chain=True).propose([RequestView("r", [1, 2] * 200)], [500])
     assert len(draft) == MAX_DEPTH
+
+
+def top_tokens(context: tuple[int, int], likeliest: int) -> TopTokens:
+    """A row in which eight tokens from `likeliest` on are the likeliest."""
+    tokens = np.arange(likeliest, likeliest + 8, dtype=np.int32)[None]
+    return TopTokens(np.array([context], dtype=np.int32), tokens, np.float32(2.0) ** -np.arange(1, 9)[None])
+
+
+def test_the_logits_of_verified_rows_are_recycled() -> None:
+    drafter = SuffixDrafter(chain=True)
+    view = RequestView("r", [1, 2])
+    assert len(drafter.propose([view], [4])[0]) == 0
+    drafter.learn_logits("r", top_tokens((1, 2), 40))
+    drafter.learn_logits("r", top_tokens((2, 40), 50))
+    (draft,) = drafter.propose([view], [4])
+    assert draft.tokens.tolist()[:2] == [40, 50]
+    drafter.forget("r")
+    assert len(drafter.propose([view], [4])[0]) == 0, "a new request starts without rows"
+
+
+def test_logits_of_unknown_requests_are_ignored() -> None:
+    SuffixDrafter().learn_logits("unknown", top_tokens((1, 2), 40))
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_recycled_logits_reach_another_request_only_if_shared_and_only_within_a_salt(share: bool) -> None:
+    drafter = SuffixDrafter(chain=True, share_outputs=share)
+    drafter.propose([RequestView("first", PROMPT, num_prompt=5, salt="a")], [4])
+    drafter.learn_logits("first", top_tokens((4, 5), SECRET[0]))
+    for salt, reached in (("a", share), ("b", False), (None, False)):
+        name = f"second of {salt}"
+        (during,) = drafter.propose([RequestView(name, PROMPT, num_prompt=5, salt=salt)], [4])
+        assert (SECRET[0] in during.tokens) == reached
+    drafter.forget("first")
+    for salt, reached in (("a", share), ("b", False), (None, False)):
+        name = f"third of {salt}"
+        (after,) = drafter.propose([RequestView(name, PROMPT, num_prompt=5, salt=salt)], [4])
+        assert (SECRET[0] in after.tokens) == reached

@@ -12,8 +12,9 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.engines.guarded_drafter import DrafterTotals, DraftFormat
 from forerun.engines.speculative_step import DraftRequest
 from forerun.engines.speculator import MODEL, Speculator
+from forerun.engines.top_token_rows import rejected_first, row_contexts
 from forerun.errors import InvalidRequest
-from forerun.types import Draft, RequestView, Verdict
+from forerun.types import Draft, RequestView, TopTokens, Verdict
 from unit.engines.toy_engine import CHEAP_ROWS, VOCAB, ToyEngine, target_token
 
 PROMPTS = {"a": [1, 2, 3], "b": [9, 4, 9, 4, 9], "c": [7, 7]}
@@ -179,3 +180,60 @@ def test_a_baseline_step_of_an_adaptive_request_uses_no_sampled_draft() -> None:
     step.control.is_baseline = True
     assert speculator.merger.offer_sampled(step, MODEL, [sampled_chain(5)]) == frozenset()
     assert len(step.drafts[0]) == 0
+
+
+class Learning(Scripted):
+    """Records the rows whose logits it learns from."""
+
+    def __init__(self, *chains: Sequence[int]) -> None:
+        super().__init__(*chains)
+        self.contexts: list[list[list[int]]] = []
+
+    def learn_logits(self, id: str, top_tokens: TopTokens) -> None:
+        self.contexts.append(top_tokens.contexts.tolist())
+
+
+def rows_of(text: Sequence[int], draft: Draft) -> TopTokens:
+    contexts = row_contexts(text, draft)
+    tokens = np.zeros((len(contexts), 8), dtype=np.int32)
+    return TopTokens(contexts, tokens, np.full((len(contexts), 8), 0.1, dtype=np.float32))
+
+
+def test_drafters_learn_from_the_logits_of_rejected_rows_first() -> None:
+    learning, other = Learning([5, 6, 7]), Scripted()
+    speculator = make_speculator(trees=False, learning=learning, other=other)
+    step = speculator.draft([request()], rows=1)
+    assert step.wants_logits == {0}
+    speculator.choose(step)
+    speculator.observe(step, "r", Verdict((0,), 9), top_tokens=rows_of([1, 2], step.drafts[0]))
+    assert learning.contexts == [[[6, 7], [5, 6], [1, 2], [2, 5]]]
+
+
+def test_rows_of_a_tree_have_the_tokens_of_their_own_branch() -> None:
+    tree = Draft(np.array([5, 6, 7, 8]), np.array([-1, -1, 0, 1]), np.zeros(4, dtype=bool))
+    assert row_contexts([1, 2], tree).tolist() == [[1, 2], [2, 5], [2, 6], [5, 7], [6, 8]]
+    assert row_contexts([2], Draft.chain([])).tolist() == [[-1, 2]]
+    assert rejected_first((1, 3), 5).tolist() == [3, 1, 0, 2, 4]
+    assert rejected_first((0, 1), 2).tolist() == [0, 1], "rows that were not verified have no logits"
+
+
+def test_no_logits_are_wanted_for_drafters_that_do_not_learn_from_them_or_were_not_asked() -> None:
+    speculator = make_speculator(trees=False, learning=Learning([5]), other=Scripted([5]))
+    assert speculator.draft([request("other")], rows=1).wants_logits == frozenset()
+    assert speculator.draft([request("learning")], rows=1).wants_logits == {0}
+    assert speculator.draft([request("learning", max_tokens=0)], rows=1).wants_logits == frozenset()
+
+
+def test_a_failing_learner_costs_no_request() -> None:
+    class Failing(Learning):
+        def learn_logits(self, id: str, top_tokens: TopTokens) -> None:
+            raise ValueError
+
+    totals = DrafterTotals()
+    draft_format = DraftFormat(VOCAB, trees=False)
+    failing = Failing([5], [6])
+    speculator = Speculator({"failing": failing}, CHEAP_ROWS, draft_format, adaptive=False, counters=totals)
+    step = speculator.draft([request()], rows=1)
+    speculator.observe(step, "r", Verdict((0,), 9), top_tokens=rows_of([1, 2], step.drafts[0]))
+    assert totals.errors == {"failing": 1}
+    assert failing.verdicts == [([5], Verdict((0,), 9))]

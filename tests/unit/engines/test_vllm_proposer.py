@@ -25,7 +25,7 @@ def vllm_config(*, num_draft_tokens: int = 4, seqs: int = 4, **forerun: Any) -> 
         additional_config={"forerun": forerun} if forerun else {},
         speculative_config=SimpleNamespace(num_speculative_tokens=num_draft_tokens),
         scheduler_config=SimpleNamespace(max_num_seqs=seqs),
-        model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB, tokenizer="nowhere"),
+        model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB, tokenizer="nowhere", model="nowhere"),
     )
 
 

@@ -58,7 +58,7 @@ def test_a_start_logs_that_it_loads_or_compiles_kernels(lines: Lines) -> None:
             additional_config={},
             speculative_config=SimpleNamespace(num_speculative_tokens=4),
             scheduler_config=SimpleNamespace(max_num_seqs=4),
-            model_config=SimpleNamespace(get_vocab_size=lambda: 100, tokenizer="none"),
+            model_config=SimpleNamespace(get_vocab_size=lambda: 100, tokenizer="none", model="none"),
         )
     )
     assert "kernels" in lines.lines[0]

@@ -24,7 +24,7 @@ def make_config(**settings: Any) -> Any:
     """As much of a configuration of vLLM as drafters need."""
     return SimpleNamespace(
         additional_config={"forerun": settings},
-        model_config=SimpleNamespace(get_vocab_size=lambda: 50, tokenizer=None),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 50, tokenizer=None, model="nowhere"),
         speculative_config=SimpleNamespace(num_speculative_tokens=MAX_DRAFT),
         max_concurrent_batches=2,
     )

@@ -28,10 +28,11 @@ from forerun.engines.local.stop_checker import StopChecker
 from forerun.engines.local.verification import verify_requests
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.speculator import Speculator
+from forerun.engines.top_token_rows import top_tokens_of
 from forerun.errors import ForerunError, InvalidRequest
 from forerun.models.input_rows import InputRows
 from forerun.models.runner import Runner
-from forerun.types import Draft, Drafter, Verdict
+from forerun.types import Draft, Drafter, TopTokens, Verdict
 
 MAX_PREFILL_ROWS: Final = 256
 """Maximum prompt tokens per forward pass, over all requests."""
@@ -123,12 +124,13 @@ class Engine:
             survivals = self.speculator.survivals(step)
             logits = self._forward(prefilling, decoding, step.drafts)
             verdicts = self._verify(decoding, step, logits)
+            recycled = self._top_tokens(decoding, step, logits)
         except BaseException:  # for example out of memory, or an interrupt
             self._roll_back()
             raise
         updates, self._final_updates = self._final_updates, []
         updates += [
-            self._commit(running, step, verdict, survival)
+            self._commit(running, step, verdict, survival, recycled.get(running.request.id))
             for running, verdict, survival in zip(decoding, verdicts, survivals, strict=True)
         ]
         seconds = time.perf_counter() - began
@@ -234,6 +236,14 @@ class Engine:
         self.target.commit(paths)
         return verdicts
 
+    def _top_tokens(
+        self, decoding: Sequence[RunningRequest], step: SpeculativeStep, logits: torch.Tensor
+    ) -> dict[str, TopTokens]:
+        """The likeliest next tokens at the rows of requests whose drafters learn from them."""
+        texts = [running.tokens for running in decoding]
+        found = top_tokens_of(step.wants_logits, texts, step.drafts, logits)
+        return {decoding[index].request.id: each for index, each in found.items()}
+
     def _lenience(self, request: Request) -> float:
         return self.config.lenience if request.lenience is None else request.lenience
 
@@ -248,6 +258,7 @@ class Engine:
         step: SpeculativeStep,
         verdict: Verdict | ForerunError,
         survival: tuple[float, ...],
+        recycled: TopTokens | None,
     ) -> Update:
         """Append the tokens of a verdict to a request, report it to the drafters, finish it at a stop."""
         if isinstance(verdict, ForerunError):
@@ -258,7 +269,7 @@ class Engine:
         except Exception as error:  # a tokenizer may raise anything
             fault = InvalidRequest(f"the tokenizer cannot decode the output: {error!r}")
             return self._finish(running, "error", error=fault)
-        self.speculator.observe(step, running.request.id, verdict)
+        self.speculator.observe(step, running.request.id, verdict, top_tokens=recycled)
         reason = running.stop_checker.reason
         text = running.stop_checker.take_text()
         update = Update(running.request.id, tuple(tokens), text, draft, verdict, survival=survival)

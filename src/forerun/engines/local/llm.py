@@ -87,7 +87,7 @@ class LLM:
             )
             self.engine = Engine(
                 runner,
-                self._drafters(config, given, runner, tree),
+                self._drafters(config, given, runner, tree, str(model) if by_name else None),
                 default_drafters=default_drafters,
                 trees=tree,
                 tokenizer=self.tokenizer,
@@ -102,12 +102,17 @@ class LLM:
         return isinstance(self.engine.target, InvariantRunner)
 
     def _drafters(
-        self, config: SpeculationConfig, given: Mapping[str, Drafter], target: Runner, tree: bool
+        self,
+        config: SpeculationConfig,
+        given: Mapping[str, Drafter],
+        target: Runner,
+        tree: bool,
+        model: str | None,
     ) -> dict[str, Drafter]:
         """The named and the given drafters, warmed up; none if `max_draft` is 0."""
         if not config.max_draft:
             return {}
-        drafters = make_drafters(config, chain=not tree) | {
+        drafters = make_drafters(config, chain=not tree, model=model) | {
             name: warm_up(each) for name, each in given.items()
         }
         if config.draft_model is not None:

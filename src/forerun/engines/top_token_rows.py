@@ -1,0 +1,60 @@
+"""The target's likeliest next tokens at the rows of a step, for drafters that learn from logits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from forerun.core.tensors import torch
+from forerun.core.top_tokens import top_tokens
+from forerun.drafters.successors import NUM_SUCCESSORS
+from forerun.types import Draft, IntArray, TopTokens
+from forerun.types.top_tokens import Int32Array
+
+
+def top_tokens_of(
+    requests: Collection[int], texts: Sequence[Sequence[int]], drafts: Sequence[Draft], logits: torch.Tensor
+) -> dict[int, TopTokens]:
+    """The likeliest next tokens of these requests, by index.
+
+    `texts` are the tokens of every request before the step, `drafts` the verified drafts, and `logits` has a
+    row for the last token of each text and one for each of its draft tokens.
+    """
+    if not requests:
+        return {}
+    sizes = [len(draft) + 1 for draft in drafts]
+    ends = np.cumsum(sizes)
+    chosen = sorted(requests)
+    if len(chosen) < len(drafts):
+        logits = logits[np.concatenate([np.arange(ends[at] - sizes[at], ends[at]) for at in chosen])]
+    tokens, probs = top_tokens(logits, NUM_SUCCESSORS)
+    splits = np.cumsum([sizes[at] for at in chosen])[:-1]
+    return {
+        at: TopTokens(row_contexts(texts[at], drafts[at]), own_tokens, own_probs)
+        for at, own_tokens, own_probs in zip(
+            chosen, np.split(tokens, splits), np.split(probs, splits), strict=True
+        )
+    }
+
+
+def row_contexts(text: Sequence[int], draft: Draft) -> Int32Array:
+    """The last two tokens at the rows that verify a draft: the row of the last token, then one per node.
+
+    -1 stands for a token before the text.
+    """
+    contexts = np.empty((1 + len(draft), 2), dtype=np.int32)
+    contexts[0] = text[-2] if len(text) > 1 else -1, text[-1]
+    contexts[1:, 1] = draft.tokens
+    contexts[1:, 0] = contexts[1 + draft.parents, 1]
+    return contexts
+
+
+def rejected_first(accepted: Sequence[int], num_rows: int) -> IntArray:
+    """The rows of a request: those of rejected draft tokens, then those whose tokens are in the output.
+
+    Deeper rows of a draft come before those above them, so that the likelier ones of a context are kept.
+    """
+    output = [0, *(node + 1 for node in accepted if node + 1 < num_rows)]
+    rejected = [row for row in range(num_rows - 1, 0, -1) if row not in set(output)]
+    return np.array([*rejected, *output], dtype=np.int64)
