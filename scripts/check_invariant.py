@@ -3,8 +3,8 @@
 Prints one JSON line per cell and appends it to the record, if one is given; an interrupted run continues
 there. `num_identical` compares with non-speculative decoding of single requests in the same mode. The cell
 `sabotaged` runs one linear layer with a kernel that depends on the number of rows, and must differ. The exit
-code is 1 if an invariant cell differs, or if the sabotaged one does not. `bench_invariant.py` measures the cost
-of the mode.
+code is 1 if an invariant cell differs, or if the sabotaged one does not. `bench_invariant.py` measures the
+cost of the mode.
 """
 
 from __future__ import annotations

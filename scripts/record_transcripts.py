@@ -1,8 +1,9 @@
-"""Records transcripts for `forerun replay`: greedy outputs of SmolLM2 in bfloat16, one prompt at a time.
+"""Records transcripts for `forerun replay`: outputs of SmolLM2 without speculation.
 
     python scripts/record_transcripts.py tests/data/prompts.jsonl tests/data/transcripts.jsonl
 
-The prompts' categories become the transcripts'. Prompts are sent in SmolLM2's chat template.
+The prompts' categories become the transcripts'. Prompts are sent in SmolLM2's chat template. In float32 the
+outputs do not depend on the concurrency.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.progress import track
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forerun.prompts import FilePrompt, read_prompt_file
+from forerun import LLM
+from forerun.prompts import read_prompt_file
 
 SCRIPTS = Path(__file__).parent
 
@@ -27,26 +27,29 @@ def main(
     prompts: Annotated[Path, typer.Argument(help="Prompt file.")],
     transcripts: Annotated[Path, typer.Argument(help="Transcript file to write (JSON lines).")],
     max_tokens: Annotated[int, typer.Option(help="Maximum output tokens.")] = 160,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; every prompt has seed 0.")] = 0.0,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    concurrency: Annotated[int, typer.Option(help="Prompts decoded at once.")] = 1,
 ) -> None:
     """Generate an output for every prompt and write it as token ids."""
     done = subprocess.run([sys.executable, SCRIPTS / "models.py"], capture_output=True, text=True, check=True)
-    directory = done.stdout.splitlines()[-1]
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
+    llm = LLM(done.stdout.splitlines()[-1], "none", dtype=dtype, max_batch=concurrency, max_length=4096)
+    every = read_prompt_file(prompts)
     with transcripts.open("w", encoding="utf-8") as out:
-        for each in track(read_prompt_file(prompts), description="generating"):
-            out.write(json.dumps(transcribe(each, tokenizer, model, max_tokens)) + "\n")
+        for begin in track(range(0, len(every), concurrency), description="generating"):
+            batch = every[begin : begin + concurrency]
+            ids = [chat_ids(llm.tokenizer, each.text) for each in batch]
+            results = llm.generate(ids, max_tokens=max_tokens, temperature=temperature, seed=0)
+            for each, prompt, result in zip(batch, ids, results, strict=True):
+                line = {"cat": each.category, "prompt": prompt, "out": list(result.token_ids)}
+                out.write(json.dumps({**line, "text": result.text}) + "\n")
 
 
-def transcribe(prompt: FilePrompt, tokenizer: Any, model: Any, max_tokens: int) -> dict[str, Any]:
-    """The transcript of one prompt."""
-    messages = [{"role": "user", "content": prompt.text}]
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
-        "input_ids"
-    ]
-    output = model.generate(ids, max_new_tokens=max_tokens, do_sample=False)[0, ids.shape[1] :].tolist()
-    tokens = {"prompt": ids[0].tolist(), "out": output}
-    return {"cat": prompt.category, **tokens, "text": tokenizer.decode(output)}
+def chat_ids(tokenizer: Any, text: str) -> list[int]:
+    """The token ids of a question in the model's chat template."""
+    messages = [{"role": "user", "content": text}]
+    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    return ids
 
 
 if __name__ == "__main__":

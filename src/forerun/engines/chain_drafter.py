@@ -18,7 +18,7 @@ import numpy as np
 from forerun.drafters.tree_merge import best_path, merge
 from forerun.engines.guarded_drafter import EMPTY_DRAFT, DrafterCounters, DraftFormat, GuardedDrafter
 from forerun.engines.proposal_merger import with_estimates
-from forerun.types import Draft, Drafter, RequestView, Verdict
+from forerun.types import Draft, Drafter, RequestView, TopTokens, Verdict
 
 MAX_LOOKUP: Final = 129
 """Tokens that a lookup finds at most, unless the maximum draft length is larger."""
@@ -102,6 +102,19 @@ class ChainDrafter:
         """
         for drafter in sorted(self._drafters_of.get(name, ())):
             self.drafters[drafter].learn(name, draft, verdict)
+
+    @property
+    def learns_logits(self) -> bool:
+        """Whether any drafter learns from the target's logits."""
+        return any(drafter.learns_logits for drafter in self.drafters.values())
+
+    def learn_logits(self, name: str, top_tokens: TopTokens) -> None:
+        """Report the likeliest next tokens at the rows of a step to a request's drafters.
+
+        Every process must report the same ones between the same two proposals.
+        """
+        for drafter in sorted(self._drafters_of.get(name, ())):
+            self.drafters[drafter].learn_logits(name, top_tokens)
 
     def forget(
         self, name: str, view: RequestView | None = None, drafters: tuple[str, ...] | None = None

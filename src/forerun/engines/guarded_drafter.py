@@ -84,6 +84,7 @@ class GuardedDrafter:
     ) -> None:
         self.name = name
         self.drafter = drafter
+        self._learner = drafter if isinstance(drafter, LogitsDrafter) else None
         self.counters = counters
         self.draft_format = draft_format
         self.max_seconds = max_seconds
@@ -120,13 +121,13 @@ class GuardedDrafter:
     @property
     def learns_logits(self) -> bool:
         """Whether the drafter learns from the target's logits."""
-        return isinstance(self.drafter, LogitsDrafter)
+        return self._learner is not None
 
     def learn_logits(self, name: str, top_tokens: TopTokens) -> None:
         """Report the likeliest next tokens at the rows of a request to a drafter that learns from them."""
         try:
-            if isinstance(self.drafter, LogitsDrafter):
-                self.drafter.learn_logits(name, top_tokens)
+            if self._learner is not None:
+                self._learner.learn_logits(name, top_tokens)
         except Exception:
             self._record_error("learn_logits() failed")
 

@@ -20,12 +20,13 @@ import numpy as np
 
 from forerun.control.accounting import Goodput
 from forerun.control.row_forecast import NOT_IN_FLIGHT, RowForecast
-from forerun.engines.chain_drafter import ChainDrafter, merge_chains, pad_chain
+from forerun.engines.chain_drafter import PADDING, ChainDrafter, merge_chains, pad_chain
 from forerun.engines.guarded_drafter import as_chosen
 from forerun.engines.shadow_drafts import ShadowDraft, ShadowOutcomes, first_survival, num_matching
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.speculator import Speculator
-from forerun.types import BoolArray, Draft, IntArray, RequestView, Tokens, Verdict
+from forerun.engines.top_token_rows import TopRows, chain_top_tokens, learning_order
+from forerun.types import BoolArray, Draft, IntArray, RequestView, Tokens, TopTokens, Verdict
 
 
 @dataclass(slots=True)
@@ -65,6 +66,13 @@ class LookaheadStep:
         if length < len(draft):
             self.speculation.drafts[index] = as_chosen(draft).truncate(length)
 
+    def filled_tokens(self, index: int) -> list[int]:
+        """The draft tokens of a request without padding."""
+        draft = self.speculation.drafts[index]
+        num = draft.source.index(PADDING) if PADDING in draft.source else len(draft)
+        tokens: list[int] = draft.tokens[:num].tolist()
+        return tokens
+
     def use_draft(self, index: int, draft: Draft) -> None:
         """Verify this draft of one request, instead of the one that the worker looks up."""
         self.lengths[index] = len(draft)
@@ -87,6 +95,7 @@ class LookaheadPlanner:
         self._shadows: dict[str, ShadowDraft] = {}
         self._in_flight: dict[str, LookaheadStep] = {}
         self._ended: list[tuple[str, RequestView | None, tuple[str, ...] | None]] = []
+        self._unlearned: list[tuple[LookaheadStep, dict[str, TopTokens]]] = []
 
     def plan(
         self, requests: Sequence[DraftRequest], in_flight: Sequence[int | None], rows: int, context: int = 0
@@ -98,6 +107,7 @@ class LookaheadPlanner:
         then. `rows` are the rows of the new step without draft tokens, `context` its cached tokens.
         """
         began = time.perf_counter()
+        self._learn_logits()
         speculation = self.speculator.begin_ahead(requests, rows, context)
         num_rows = np.array([NOT_IN_FLIGHT if num is None else num for num in in_flight], dtype=np.int64)
         should_draft = self.speculator.controller.should_draft(speculation.control)
@@ -177,10 +187,13 @@ class LookaheadPlanner:
         ]
         return lengths, expected
 
-    def observe(self, step: LookaheadStep, view: RequestView, output: Tokens) -> None:
+    def observe(
+        self, step: LookaheadStep, view: RequestView, output: Tokens, rows: TopRows | None = None
+    ) -> None:
         """Record the output of a request's step; the view has the tokens before this output.
 
-        Ignored if the step verified another draft than the shadow draft, which `num_mismatches` counts.
+        `rows` are the likeliest next tokens at its rows, if they are recycled. Ignored if the step verified
+        another draft than the shadow draft, which `num_mismatches` counts.
         """
         index = step.speculation.index(view.id)
         if index is None:
@@ -188,15 +201,36 @@ class LookaheadPlanner:
         if self._in_flight.get(view.id) is step:
             del self._in_flight[view.id]
         if not step.is_revealed[index]:
+            self._learn_logits(before=step)
             request = replace(step.speculation.requests[index], view=view)
             (proposals,) = self._look_up([request], np.array([step.lengths[index] > 0]))
             step.reveal(view, proposals, merge_chains(proposals.values()))
-        num_accepted = num_matching(step.speculation.drafts[index], output[:-1])
+        draft = step.speculation.drafts[index]
+        num_accepted = num_matching(draft, output[:-1])
         if num_accepted < len(output) - 1:
             self.num_mismatches += 1
             return
+        if rows is not None:
+            self._keep_logits(step, view, index, num_accepted, rows)
         verdict = Verdict(tuple(range(num_accepted)), int(output[num_accepted]))
         self.speculator.observe(step.speculation, view.id, verdict)
+
+    def _keep_logits(
+        self, step: LookaheadStep, view: RequestView, index: int, num_accepted: int, rows: TopRows
+    ) -> None:
+        """Keep the rows of a request's step until the lookups of the step have been made."""
+        if not self._unlearned or self._unlearned[-1][0] is not step:
+            self._unlearned.append((step, {}))
+        chain = step.filled_tokens(index)
+        found = chain_top_tokens(view.tokens, chain, rows)
+        self._unlearned[-1][1][view.id] = learning_order(found, range(min(num_accepted, len(chain))))
+
+    def _learn_logits(self, before: LookaheadStep | None = None) -> None:
+        """Report the rows of earlier steps to the drafters, in the order in which the worker does."""
+        while self._unlearned and self._unlearned[0][0] is not before:
+            _, by_request = self._unlearned.pop(0)
+            for name in sorted(by_request):
+                self.chains.learn_logits(name, by_request[name])
 
     def close(self, step: LookaheadStep, seconds: float) -> Goodput | None:
         """End a step after its requests were observed; `seconds` is its duration in the worker."""

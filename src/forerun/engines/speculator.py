@@ -33,7 +33,7 @@ from forerun.engines.guarded_drafter import (
 )
 from forerun.engines.proposal_merger import ProposalMerger
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
-from forerun.engines.top_token_rows import rejected_first
+from forerun.engines.top_token_rows import learning_order
 from forerun.errors import InvalidRequest
 from forerun.types import Drafter, RequestView, TopTokens, Verdict
 
@@ -223,7 +223,7 @@ class Speculator:
             return
         step.record_verdict(index, verdict, num_verified)
         if top_tokens is not None:
-            ordered = top_tokens.select(rejected_first(verdict.accepted, len(top_tokens)))
+            ordered = learning_order(top_tokens, verdict.accepted)
             for each in self._learning_from_logits:
                 if each in self._drafters_of[name]:
                     self.drafters[each].learn_logits(name, ordered)

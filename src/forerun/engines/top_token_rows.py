@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from forerun.core.tensors import torch
 from forerun.core.top_tokens import top_tokens
 from forerun.drafters.successors import NUM_SUCCESSORS
-from forerun.types import Draft, IntArray, TopTokens
+from forerun.types import Draft, Float32Array, IntArray, Tokens, TopTokens
 from forerun.types.top_tokens import Int32Array
+
+TopRows: TypeAlias = tuple[Int32Array, Float32Array]
+"""The likeliest next tokens at the rows of a request, and their probabilities: [rows, number]."""
 
 
 def top_tokens_of(
@@ -26,9 +30,8 @@ def top_tokens_of(
     sizes = [len(draft) + 1 for draft in drafts]
     ends = np.cumsum(sizes)
     chosen = sorted(requests)
-    if len(chosen) < len(drafts):
-        logits = logits[np.concatenate([np.arange(ends[at] - sizes[at], ends[at]) for at in chosen])]
-    tokens, probs = top_tokens(logits, NUM_SUCCESSORS)
+    rows = np.concatenate([np.arange(ends[at] - sizes[at], ends[at]) for at in chosen])
+    tokens, probs = top_tokens(logits, NUM_SUCCESSORS, rows)
     splits = np.cumsum([sizes[at] for at in chosen])[:-1]
     return {
         at: TopTokens(row_contexts(texts[at], drafts[at]), own_tokens, own_probs)
@@ -50,11 +53,25 @@ def row_contexts(text: Sequence[int], draft: Draft) -> Int32Array:
     return contexts
 
 
+def chain_top_tokens(text: Tokens, chain: Sequence[int], rows: TopRows) -> TopTokens:
+    """The rows that verified a chain after a text; rows beyond the chain are those of padding."""
+    line = np.array([text[-2] if len(text) > 1 else -1, text[-1], *chain], dtype=np.int32)
+    contexts = np.stack([line[:-1], line[1:]], axis=1)
+    tokens, probs = rows
+    return TopTokens(contexts, tokens[: len(contexts)], probs[: len(contexts)])
+
+
+def learning_order(top_tokens: TopTokens, accepted: Sequence[int]) -> TopTokens:
+    """The rows of a draft in the order in which drafters learn them."""
+    return top_tokens.select(rejected_first(accepted, len(top_tokens)))
+
+
 def rejected_first(accepted: Sequence[int], num_rows: int) -> IntArray:
     """The rows of a request: those of rejected draft tokens, then those whose tokens are in the output.
 
     Deeper rows of a draft come before those above them, so that the likelier ones of a context are kept.
     """
     output = [0, *(node + 1 for node in accepted if node + 1 < num_rows)]
-    rejected = [row for row in range(num_rows - 1, 0, -1) if row not in set(output)]
+    emitted = set(output)
+    rejected = [row for row in range(num_rows - 1, 0, -1) if row not in emitted]
     return np.array([*rejected, *output], dtype=np.int64)

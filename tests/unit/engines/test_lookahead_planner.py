@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.engines.chain_drafter import PADDING, ChainDrafter, pad_chain
-from forerun.engines.guarded_drafter import DrafterTotals, DraftFormat
+from forerun.engines.guarded_drafter import EMPTY_DRAFT, DrafterTotals, DraftFormat
 from forerun.engines.lookahead_planner import LookaheadPlanner, LookaheadStep
 from forerun.engines.speculative_step import DraftRequest
 from forerun.engines.speculator import Speculator
-from forerun.types import Draft, Drafter, RequestView
+from forerun.engines.top_token_rows import TopRows, chain_top_tokens, learning_order
+from forerun.types import Draft, Drafter, RequestView, TopTokens
 from unit.engines.toy_engine import CHEAP_ROWS, VOCAB, target_token
 
 MAX_DRAFT = 6
@@ -38,6 +39,13 @@ def make_planner(*, adaptive: bool = True, share_outputs: bool = False) -> Looka
         chains.drafters, CHEAP_ROWS, draft_format, adaptive=adaptive, counters=DrafterTotals()
     )
     return LookaheadPlanner(speculator, chains)
+
+
+def toy_rows(text: Sequence[int], chain: Sequence[int]) -> TopRows:
+    """At every row of a chain the target's token and its neighbours."""
+    likeliest = [target_token([*text, *chain[:depth]]) for depth in range(len(chain) + 1)]
+    tokens = (np.array(likeliest, dtype=np.int32)[:, None] + np.arange(4, dtype=np.int32)) % VOCAB
+    return tokens, np.tile(np.array([0.6, 0.2, 0.1, 0.05], dtype=np.float32), (len(tokens), 1))
 
 
 @dataclass
@@ -62,6 +70,8 @@ class AsyncEngine:
         self.requests: dict[str, Running] = {}
         self.step_in_flight: LookaheadStep | None = None
         self.ended: list[tuple[str, RequestView]] = []
+        self.rows: dict[str, TopRows] = {}
+        self.unlearned: dict[str, TopTokens] = {}
         self.verified: list[tuple[LookaheadStep, str, Draft]] = []
 
     def step(self, names: Sequence[str]) -> LookaheadStep:
@@ -73,17 +83,35 @@ class AsyncEngine:
         ]
         step = self.planner.plan(drafted, [each.num_rows for each in running], rows=len(names))
         ended, self.ended = self.ended, []
+        is_in_flight = [each.num_rows is not None for each in running]
+        if self.step_in_flight is None:
+            self._learn_in_worker()
         self.receive()
         for name, view in ended:
             self.worker.forget(name, view)
         views = [
             RequestView(name, each.text, num_prompt=0) for name, each in zip(names, running, strict=True)
         ]
-        drafts = self.worker.propose(views, step.lengths, [None] * len(names))
+        drafts = [EMPTY_DRAFT] * len(names)
+        for group in (False, True):
+            indices = [index for index, each in enumerate(is_in_flight) if each is group]
+            found = self.worker.propose(
+                [views[index] for index in indices],
+                [step.lengths[index] for index in indices],
+                [None] * len(indices),
+            )
+            for index, draft in zip(indices, found, strict=True):
+                drafts[index] = draft
+            self._learn_in_worker()
         for name, each, draft, length in zip(names, running, drafts, step.lengths, strict=True):
             padded = pad_chain(draft, length, each.text[-1])
             self.verified.append((step, name, padded))
             each.output, each.num_rows = self._verify(each.text, padded), length
+            if length:
+                self.rows[name] = toy_rows(each.text, padded.tokens.tolist())
+                own = chain_top_tokens(each.text, draft.tokens.tolist(), self.rows[name])
+                num_accepted = min(len(each.output) - 1, len(draft))
+                self.unlearned[name] = learning_order(own, range(num_accepted))
         self.step_in_flight = step
         return step
 
@@ -92,11 +120,16 @@ class AsyncEngine:
         for name, each in self.requests.items():
             if self.step_in_flight is not None and each.output:
                 view = RequestView(name, list(each.text), num_prompt=0)
-                self.planner.observe(self.step_in_flight, view, each.output)
+                self.planner.observe(self.step_in_flight, view, each.output, self.rows.get(name))
             each.text, each.output, each.num_rows = each.emitted, [], None
         if self.step_in_flight is not None:
             self.planner.close(self.step_in_flight, seconds=1.0)
-        self.step_in_flight = None
+        self.step_in_flight, self.rows = None, {}
+
+    def _learn_in_worker(self) -> None:
+        for name in sorted(self.unlearned):
+            self.worker.learn_logits(name, self.unlearned[name])
+        self.unlearned = {}
 
     def end(self, name: str) -> None:
         """A request ends with the tokens that are known."""
@@ -142,6 +175,20 @@ def test_the_shadow_draft_equals_the_draft_of_the_worker(
     engine.receive()
     engine.assert_shadow_drafts_equal_verified_drafts()
     assert all(all(step.is_revealed) for step, _, _ in engine.verified[:1])
+
+
+def test_a_planner_that_recycles_other_logits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = AsyncEngine(adaptive=False)
+    engine.requests["a"] = Running([0, 1])
+
+    def learn_nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(engine.planner.chains, "learn_logits", learn_nothing)
+    for _ in range(30):
+        engine.step(["a"])
+    with pytest.raises(AssertionError):
+        engine.assert_shadow_drafts_equal_verified_drafts()
 
 
 def test_a_planner_that_looks_up_from_other_tokens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from forerun.engines.guarded_drafter import DrafterTotals
 from forerun.engines.vllm.speculation import make_chain_drafter
 from forerun.engines.vllm.step_plan import DraftingPlan, RequestUpdate
+from forerun.engines.vllm.step_report import StepReport, TopTokenReport, attach_report
 from forerun.engines.vllm.v2.worker_drafter import WorkerDrafter
 from forerun.engines.vllm.worker_updates import WorkerUpdates
 from forerun.types import RequestView
@@ -131,3 +133,33 @@ def test_every_token_is_sent_once() -> None:
     updates.finish(make_request("r", tokens, 3), None)
     assert list(updates.take_finished()) == ["r"]
     assert updates.update(make_request("r", tokens, 3), None).start == 0
+
+
+def with_rows(output: Output, rows: dict[str, list[int]]) -> Output:
+    """The output with logits: the likeliest next token at every row of these requests, and its followers."""
+    tokens = np.array([token for each in rows.values() for token in each], dtype=np.int32)
+    report = TopTokenReport(
+        tuple(rows),
+        tuple(accumulate(map(len, rows.values()))),
+        tokens[:, None] + np.arange(3, dtype=np.int32),
+        np.tile(np.array([0.8, 0.1, 0.05], dtype=np.float32), (len(tokens), 1)),
+    )
+    attach_report(output.model_runner_output, StepReport(top_tokens=report))
+    return output
+
+
+def test_the_logits_of_the_last_step_are_recycled() -> None:
+    worker = WorkerDrafter(make_config())
+    assert worker.draft(DraftingPlan(-1, {"r": RequestUpdate(0, [1, 2], 2)}), {"r": 2}) == {"r": []}
+    rows = {"other": [40, 41], "r": [7, 3, 3]}  # two rows of padding behind an empty draft
+    worker.record_output(0, with_rows(Output({"other": [1], "r": [9]}), rows))
+    drafts = worker.draft(DraftingPlan(-1, {"r": RequestUpdate(2, [], 2)}), {"r": 2})
+    assert drafts["r"][:1] == [7], "the likeliest token of the last logits that was not sampled"
+
+
+def test_logits_of_ended_requests_are_ignored() -> None:
+    worker = WorkerDrafter(make_config())
+    worker.draft(DraftingPlan(-1, {"r": RequestUpdate(0, [1, 2], 2)}), {"r": 2})
+    worker.record_output(0, with_rows(Output({"r": [9]}), {"r": [7]}))
+    plan = DraftingPlan(0, {"r2": RequestUpdate(0, [1, 2, 9], 3)}, {"r": RequestUpdate(2, ())})
+    assert worker.draft(plan, {"r2": 2}) == {"r2": []}

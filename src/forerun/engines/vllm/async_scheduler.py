@@ -14,10 +14,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as StockAsyncSched
 
 from forerun.control.accounting import Goodput
 from forerun.control.step_cost import StepCost
-from forerun.engines.chain_drafter import PADDING
 from forerun.engines.lookahead_planner import LookaheadPlanner, LookaheadStep
 from forerun.engines.speculative_step import DraftRequest
 from forerun.engines.speculator import MODEL, Speculator
+from forerun.engines.top_token_rows import TopRows
 from forerun.engines.vllm.draft_requests import view_of
 from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.speculation import make_chain_drafter, make_speculator, with_accepted
@@ -38,6 +38,7 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
         chain_drafter = make_chain_drafter(self.vllm_config, self.stats)
         speculator = make_speculator(self.vllm_config, self.stats, cost, chain_drafter.drafters)
         self.planner = LookaheadPlanner(speculator, chain_drafter)
+        self._learns_logits = chain_drafter.learns_logits
         return speculator
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +61,9 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
         output.num_spec_tokens_to_schedule = self._plan_draft_model(step.speculation, output)
         if output.total_num_scheduled_tokens:
             number = next(self._step_numbers)
-            attach_plan(output, StepPlan(number, drafting=self._drafting_plan(step)))
+            drafting = self._drafting_plan(step)
+            wants_logits = frozenset(drafting.requests if drafting and self._learns_logits else ())
+            attach_plan(output, StepPlan(number, drafting=drafting, wants_logits=wants_logits))
             self._in_flight[number] = InFlightStep(step, started_at)
         return output
 
@@ -113,14 +116,14 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
         index: int,
         output: Sequence[int],
         num_verified: int,  # noqa: ARG002
+        rows: TopRows | None,
     ) -> None:
         speculation = step.speculation
         name = speculation.requests[index].name
         speculation.drafts[index] = with_accepted(speculation.drafts[index], output)
-        self.planner.observe(step, view_of(self.requests[name]), output)
-        sources = speculation.drafts[index].source
-        num_filled = sources.index(PADDING) if PADDING in sources else len(sources)
-        self.stats.record_request_step(sources[:num_filled], len(output))
+        self.planner.observe(step, view_of(self.requests[name]), output, rows)
+        num_filled = len(step.filled_tokens(index))
+        self.stats.record_request_step(speculation.drafts[index].source[:num_filled], len(output))
 
     def _close(self, step: LookaheadStep, seconds: float) -> Goodput | None:
         return self.planner.close(step, seconds)

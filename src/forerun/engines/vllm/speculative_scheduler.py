@@ -15,6 +15,7 @@ from forerun.control.step_cost import StepCost
 from forerun.engines.lookahead_planner import LookaheadStep
 from forerun.engines.speculative_step import SpeculativeStep
 from forerun.engines.speculator import MODEL, Speculator
+from forerun.engines.top_token_rows import TopRows
 from forerun.engines.vllm import contract, step_profiler
 from forerun.engines.vllm.draft_model_planner import DraftModelPlanner
 from forerun.engines.vllm.draft_requests import DraftRequestBuilder, is_decoding
@@ -26,7 +27,7 @@ from forerun.engines.vllm.speculation import (
 )
 from forerun.engines.vllm.stats import PeriodicStatsLogger, logger
 from forerun.engines.vllm.step_plan import read_plan
-from forerun.engines.vllm.step_report import read_report
+from forerun.engines.vllm.step_report import TopTokenReport, read_report
 
 StepT = TypeVar("StepT", SpeculativeStep, LookaheadStep)
 
@@ -118,11 +119,11 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
         number = read_plan(scheduler_output).number
         in_flight = None if number is None else self._in_flight.pop(number, None)
         if in_flight is not None:
-            self._observe(in_flight.step, scheduler_output, model_runner_output)
             report = read_report(model_runner_output)
-            if self.draft_model is not None and report is not None:
+            self._observe(in_flight.step, scheduler_output, model_runner_output, report.top_tokens)
+            if self.draft_model is not None and (time_taken := report.draft_time) is not None:
                 step = speculation_of(in_flight.step)
-                self.draft_model.record_time(step, report.num_draft_passes, report.draft_seconds)
+                self.draft_model.record_time(step, time_taken.num_passes, time_taken.seconds)
             in_flight.seconds = now - max(in_flight.started_at, self._last_output_at)
             self._finished.append(in_flight)
         self._last_output_at = now
@@ -132,19 +133,31 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
                 step_profiler.save_cost(self.vllm_config, self.speculator.controller.cost)
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
-    def _observe(self, step: StepT, scheduler_output: Any, model_runner_output: Any) -> None:
+    def _observe(
+        self, step: StepT, scheduler_output: Any, model_runner_output: Any, top_tokens: TopTokenReport | None
+    ) -> None:
         """Record the output tokens of every request of a step that is still alive."""
         outputs, indices = model_runner_output.sampled_token_ids, model_runner_output.req_id_to_index
         scheduled = scheduler_output.scheduled_spec_decode_tokens
+        wanted = read_plan(scheduler_output).wants_logits
+        rows = top_tokens.by_request() if top_tokens is not None else {}
         for index, request in enumerate(speculation_of(step).requests):
             name = request.name
             output = outputs[indices[name]] if outputs and name in indices else ()
             if len(output) and name in self.speculator.tracked:
-                self._observe_request(step, index, output, len(scheduled.get(name, ())))
+                num_verified = len(scheduled.get(name, ()))
+                self._observe_request(
+                    step, index, output, num_verified, rows.get(name) if name in wanted else None
+                )
 
     @abstractmethod
-    def _observe_request(self, step: StepT, index: int, output: Sequence[int], num_verified: int) -> None:
-        """Record the output of a request's step, in which its leading `num_verified` tokens were verified."""
+    def _observe_request(
+        self, step: StepT, index: int, output: Sequence[int], num_verified: int, rows: TopRows | None
+    ) -> None:
+        """Record the output of a request's step, in which its leading `num_verified` tokens were verified.
+
+        `rows` are the likeliest next tokens at its rows and their probabilities, if the worker reported them.
+        """
 
     @abstractmethod
     def _close(self, step: StepT, seconds: float) -> Goodput | None:

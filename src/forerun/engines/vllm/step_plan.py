@@ -49,12 +49,14 @@ class StepPlan:
 
     The worker must not infer the latter: a looked-up draft token may equal the sampled one, and verifying it
     against q in just that case would condition on its value and bias the output distribution.
-    `drafting` is for drafters in the worker, and None in a step that plans no draft tokens from them.
+    `drafting` is for drafters in the worker, and None in a step that plans no draft tokens from them. For the
+    requests of `wants_logits` the worker reports the likeliest next tokens at their rows.
     """
 
     number: int | None = None
     sampled: frozenset[str] = frozenset()
     drafting: DraftingPlan | None = None
+    wants_logits: frozenset[str] = frozenset()
 
 
 def attach_plan(scheduler_output: Any, plan: StepPlan) -> None:

@@ -15,11 +15,12 @@ from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
 from forerun.control.accounting import Goodput
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.engines.top_token_rows import TopRows, chain_top_tokens
 from forerun.engines.vllm.draft_requests import is_decoding, view_of
 from forerun.engines.vllm.grammar import GRAMMAR, constrain
 from forerun.engines.vllm.speculation import chain_verdict, with_accepted
 from forerun.engines.vllm.speculative_scheduler import InFlightStep, SpeculativeScheduler
-from forerun.engines.vllm.step_plan import StepPlan, attach_plan
+from forerun.engines.vllm.step_plan import PLACEHOLDER, StepPlan, attach_plan
 from forerun.types import Draft
 
 
@@ -46,7 +47,7 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
             output.num_spec_tokens_to_schedule = self._plan_draft_model(step, output, num_pending=1)
         if output.total_num_scheduled_tokens:
             number = next(self._step_numbers)
-            attach_plan(output, StepPlan(number, sampled))
+            attach_plan(output, StepPlan(number, sampled, wants_logits=_wants_logits(step, output)))
             self._in_flight[number] = InFlightStep(step, started_at)
         return output
 
@@ -80,18 +81,32 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
             self.draft_model.record_time(self._finished[-1].step, len(drafts[0]), draft_token_ids.seconds)
 
     def _observe_request(
-        self, step: SpeculativeStep, index: int, output: Sequence[int], num_verified: int
+        self,
+        step: SpeculativeStep,
+        index: int,
+        output: Sequence[int],
+        num_verified: int,
+        rows: TopRows | None,
     ) -> None:
-        if not len(step.drafts[index]):
+        if not len(step.drafts[index]) and rows is None:
             self.stats.record_request_step((), len(output))
             return
         step.drafts[index] = draft = with_accepted(step.drafts[index], output)
         self.stats.record_request_step(draft.source[:num_verified], len(output))
-        name = step.requests[index].name
-        self.speculator.observe(step, name, chain_verdict(output, num_verified), num_verified)
+        request, tokens, top_tokens = step.requests[index], draft.tokens[:num_verified].tolist(), None
+        if rows is not None and PLACEHOLDER not in tokens:  # a draft model's rejected tokens are unknown here
+            top_tokens = chain_top_tokens(request.view.tokens, tokens, rows)
+        verdict = chain_verdict(output, num_verified)
+        self.speculator.observe(step, request.name, verdict, num_verified, top_tokens)
 
     def _close(self, step: SpeculativeStep, seconds: float) -> Goodput | None:
         return self.speculator.close(step, seconds)
 
     def _forget(self, request: Any) -> None:
         self.speculator.forget(request.request_id, view_of(request))
+
+
+def _wants_logits(step: SpeculativeStep, scheduler_output: Any) -> frozenset[str]:
+    """The scheduled requests of a step whose drafters learn from logits."""
+    names = (step.requests[index].name for index in step.wants_logits)
+    return frozenset(name for name in names if name in scheduler_output.num_scheduled_tokens)

@@ -16,6 +16,7 @@ V1_RUNNER: Final = PrivateNames(
         f"{MODEL_RUNNER}._sample": ("self", "logits", "spec_decode_metadata"),
         f"{MODEL_RUNNER}.execute_model": ("self", "scheduler_output"),
         f"{MODEL_RUNNER}.propose_draft_token_ids": ("self", "scheduler_output"),
+        f"{MODEL_RUNNER}.sample_tokens": ("self", "grammar_output"),
         f"{MODEL_RUNNER}.take_draft_token_ids": ("self",),
         "vllm.v1.worker.gpu_model_runner.build_logitsprocs": ("vllm_config",),
         "vllm.v1.sample.logits_processor.interface.LogitsProcessor.apply": ("self", "logits"),

@@ -119,9 +119,11 @@ V2_RUNNER: Final = PrivateNames(
         "vllm.v1.outputs.DraftTokenIds": ("req_ids", "draft_token_ids"),
         "vllm.v1.outputs.ModelRunnerOutput": ("req_ids",),
         "vllm.v1.worker.gpu.input_batch.InputBatch": (
+            "cu_num_logits_np",
             "idx_mapping_np",
             "num_draft_tokens",
             "num_reqs",
+            "req_ids",
             "seq_lens_cpu_upper_bound",
         ),
         "vllm.v1.worker.gpu.model_runner.ExecuteModelState": ("num_spec_tokens_to_schedule",),
@@ -130,7 +132,9 @@ V2_RUNNER: Final = PrivateNames(
         MODEL_RUNNER: (
             "device",
             "execute_model_state",
+            "model",
             "num_speculative_steps",
+            "output_copy_stream",
             "rejection_sampler",
             "req_states",
             "sampler",

@@ -1,4 +1,4 @@
-"""Changes to vLLM's V1 model runner: forerun's sampler, and the draft model's time for the scheduler."""
+"""Changes to vLLM's V1 model runner: forerun's sampler, and what it reports to the scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 from vllm.v1.worker import gpu_model_runner
 
 from forerun.engines.vllm.launch import speculation_config
+from forerun.engines.vllm.logits_recorder import LogitsRecorder
 from forerun.engines.vllm.step_plan import read_plan
+from forerun.engines.vllm.step_report import StepReport, attach_report
 from forerun.engines.vllm.v1.gumbel_sampling import install_gumbel_argmax, samples_like_vllm
 from forerun.engines.vllm.v1.sampler import SpeculativeSampler
 
@@ -36,7 +38,9 @@ def install_sampler(runner: Any) -> None:
     )
     runner.rejection_sampler = sampler
     runner._get_spec_decode_draft_probs = lambda _: None  # it has no rows for looked-up draft tokens
-    _capture_plan(runner, sampler)
+    recorder = LogitsRecorder()
+    _record_logits(runner, recorder)
+    _capture_plan(runner, sampler, recorder)
     if runner.speculative_config.uses_draft_model():
         _time_draft_model(runner)
 
@@ -57,16 +61,41 @@ def _mask_prefill_generators(runner: Any, step: Callable[..., Any]) -> Callable[
     return wrapped
 
 
-def _capture_plan(runner: Any, sampler: SpeculativeSampler) -> None:
-    """Pass the scheduler's plan of every step to the sampler."""
+def _capture_plan(runner: Any, sampler: SpeculativeSampler, recorder: LogitsRecorder) -> None:
+    """Pass the scheduler's plan of every step to the sampler and to the recorder of logits."""
     execute = runner.execute_model
 
     @wraps(execute)
     def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         sampler.plan = read_plan(scheduler_output)
+        recorder.begin(sampler.plan.wants_logits)
         return execute(scheduler_output, *args, **kwargs)
 
     runner.execute_model = execute_model
+
+
+def _record_logits(runner: Any, recorder: LogitsRecorder) -> None:
+    """Record the logits of a step before they are sampled, and report them with its output."""
+    sample, sample_tokens = runner._sample, runner.sample_tokens
+
+    @wraps(sample)
+    def recording_sample(logits: Any, spec_decode_metadata: Any) -> Any:
+        if recorder.wanted and logits is not None:
+            names = runner.input_batch.req_ids
+            drafted = (
+                [0] * len(names) if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens
+            )
+            recorder.record(logits, names, [1 + num for num in drafted])
+        return sample(logits, spec_decode_metadata)
+
+    @wraps(sample_tokens)
+    def reporting_sample_tokens(grammar_output: Any) -> Any:
+        output = sample_tokens(grammar_output)
+        if (report := recorder.take()) is not None:
+            attach_report(output, StepReport(top_tokens=report))
+        return output
+
+    runner._sample, runner.sample_tokens = recording_sample, reporting_sample_tokens
 
 
 def _time_draft_model(runner: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from forerun.engines.vllm.step_report import StepReport
+from forerun.engines.vllm.step_report import DraftTime
 
 
 class DraftTimer:
@@ -19,7 +19,7 @@ class DraftTimer:
     def __init__(self, device: torch.device) -> None:
         self._uses_events = device.type == "cuda"
         self._pending: deque[tuple[int, Any, Any]] = deque()
-        self._done: StepReport | None = None
+        self._done: DraftTime | None = None
 
     @contextmanager
     def time(self, num_passes: int) -> Iterator[None]:
@@ -28,11 +28,11 @@ class DraftTimer:
         yield
         self._pending.append((num_passes, start, self._mark()))
 
-    def take(self) -> StepReport | None:
+    def take(self) -> DraftTime | None:
         """The latest proposal whose time is known, once."""
         while self._pending and self._is_past(self._pending[0][2]):
             num_passes, start, end = self._pending.popleft()
-            self._done = StepReport(num_passes, self._seconds(start, end))
+            self._done = DraftTime(num_passes, self._seconds(start, end))
         report, self._done = self._done, None
         return report
 

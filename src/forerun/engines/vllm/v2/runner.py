@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator, DraftModelSpeculator
 
+from forerun.engines.vllm.logits_recorder import LogitsRecorder
 from forerun.engines.vllm.speculative_config import LOOKUP_METHODS
 from forerun.engines.vllm.step_plan import PLACEHOLDER, read_plan
-from forerun.engines.vllm.step_report import attach_report
+from forerun.engines.vllm.step_report import StepReport, attach_report
 from forerun.engines.vllm.sync_debug import count_synchronizations
 from forerun.engines.vllm.v2.coupled_drafts import CoupledDrafts
 from forerun.engines.vllm.v2.draft_timer import DraftTimer
@@ -96,6 +98,7 @@ class SpeculativeSteps:
         self.runner = runner
         self.drafter = drafter
         self.timer = timer
+        self.recorder = LogitsRecorder(runner.output_copy_stream)
         self.speculator = runner.speculator
         self._prepare_inputs: Callable[..., Any] = runner.prepare_inputs
         self._sample: Callable[..., Any] = runner.sample
@@ -112,6 +115,7 @@ class SpeculativeSteps:
         """Write the draft tokens of the step, then prepare its inputs as vLLM does."""
         plan = read_plan(scheduler_output)
         self._number = plan.number
+        self.recorder.begin(plan.wants_logits)
         planned = scheduler_output.scheduled_spec_decode_tokens
         if planned:
             lengths = {name: len(tokens) for name, tokens in planned.items()}
@@ -131,7 +135,8 @@ class SpeculativeSteps:
         else:
             with self._without_speculator():
                 output = self._sample_tokens(grammar_output)
-        if output is not None and (report := self.timer.take()):
+        if output is not None:
+            report = StepReport(self.timer.take(), self.recorder.take())
             attach_report(output.model_runner_output, report)
         if self.drafter is not None and self._number is not None:
             self.drafter.record_output(self._number, output)
@@ -139,6 +144,13 @@ class SpeculativeSteps:
 
     def sample(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
         """Sample and verify as vLLM does, which needs the speculator in a step with draft tokens."""
+        if not self.recorder.wanted:
+            return self._verify(hidden_states, input_batch, grammar_output)
+        num_rows = np.diff(input_batch.cu_num_logits_np).tolist()
+        with self.recorder.recording(self.runner.model, input_batch.req_ids, num_rows):
+            return self._verify(hidden_states, input_batch, grammar_output)
+
+    def _verify(self, hidden_states: torch.Tensor, input_batch: Any, grammar_output: Any) -> Any:
         if input_batch.num_draft_tokens == 0:
             return self._sample(hidden_states, input_batch, grammar_output)
         hidden, self.runner.speculator = self.runner.speculator, self.speculator
