@@ -19,6 +19,7 @@ settings.register_profile("forerun", deadline=None)  # the first call compiles, 
 settings.load_profile("forerun")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("FORERUN_BUILD_TABLES", "0")  # a build in the background would take a core
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # every engine would inspect the machine to report it
 

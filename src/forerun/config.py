@@ -22,6 +22,9 @@ ON_REQUEST: Final = ("ngram",)
 tokens per step than the n-gram tables.
 """
 
+BUILD_VARIABLE: Final = "FORERUN_BUILD_TABLES"
+"""Environment variable; with the value 0, servers build no static table in the background."""
+
 VerifierName: TypeAlias = Literal["auto", "match", "rejection", "block"]
 """Verifier of drafts with tokens sampled from a q; drafts of chosen tokens are always matched."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -37,6 +38,24 @@ def progress_bar(description: str, total: int) -> Iterator[ProgressCallback]:
             progress.update(task, completed=done, description=description)
 
         yield update
+
+
+@contextmanager
+def progress_lines(description: str, total: int, *, every: float = 20.0) -> Iterator[ProgressCallback]:
+    """Progress for a log on standard error: a line at most every few seconds, with the remaining time."""
+    began = last = time.monotonic()
+
+    def update(done: int, description_now: str | None = None, /) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= every and done:
+            last, left = now, (now - began) * (total - done) / done
+            what = description_now or description
+            typer.echo(f"forerun: {what} {100 * done // total} %, about {left / 60:.0f} min left", err=True)
+
+    typer.echo(f"forerun: {description} 0 %", err=True)
+    yield update
+    typer.echo(f"forerun: {description} done in {(time.monotonic() - began) / 60:.1f} min", err=True)
 
 
 @contextmanager

@@ -99,6 +99,7 @@ def serve(
     from forerun.engines.vllm.launch import launch_environment, serve_command, serve_flags
     from forerun.engines.vllm.runner_choice import choose_runner
     from forerun.engines.vllm.speculative_config import given_speculative_config, speculator_name
+    from forerun.engines.vllm.static_table import start_build
     from forerun.errors import ConfigurationError
 
     with report_errors():
@@ -125,7 +126,7 @@ def serve(
             typer.echo(shlex.join(["env", *variables, *command]))
             return
         _check(model, config, context.args)
-    _print_summary(model, config, context.args, choice)
+    _print_summary(model, config, context.args, choice, start_build(model, config))
     sys.stdout.flush()
     os.execve(sys.executable, command, {**os.environ, **environment})  # noqa: S606
 
@@ -142,7 +143,9 @@ def _check(model: str, config: SpeculationConfig, flags: list[str]) -> None:
     check_launch(model, config, flags)
 
 
-def _print_summary(model: str, config: SpeculationConfig, flags: list[str], choice: RunnerChoice) -> None:
+def _print_summary(
+    model: str, config: SpeculationConfig, flags: list[str], choice: RunnerChoice, static_table: str
+) -> None:
     """Print how the server will speculate, before vLLM's own lines."""
     from rich.console import Console
     from rich.markup import escape
@@ -164,6 +167,7 @@ def _print_summary(model: str, config: SpeculationConfig, flags: list[str], choi
             f"0 to {min(config.max_draft, max_length)} tokens per step, chosen by predicted gain",
         ),
         ("drafts from", escape(_sources(config))),
+        ("static table", escape(static_table)),
         *output_rows(config, served_dtype(model, flags)),
         ("per request", "vllm_xargs: forerun_max_draft, forerun_drafter, forerun_lenience, forerun_adaptive"),
     ):
@@ -173,7 +177,7 @@ def _print_summary(model: str, config: SpeculationConfig, flags: list[str], choi
 
 
 def _sources(config: SpeculationConfig) -> str:
-    sources = ["the request's own text"]
+    sources = ["the request's own text", "its recycled logits"]
     if config.share_outputs:
         sources.append("earlier outputs within one cache_salt")
     sources += [f"the corpus {Path(file).name}" for file in config.corpora]

@@ -51,6 +51,11 @@ def top_tokens(
     return found, found_probs
 
 
+def warm_up() -> None:
+    """Compile the kernel."""
+    top_tokens(torch.zeros(1, 2), 1)
+
+
 def top_tokens_on_device(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Reference implementation, and that for devices, with which it does not synchronize."""
     values, tokens = logits.topk(num, dim=-1)

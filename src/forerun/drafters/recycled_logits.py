@@ -19,8 +19,8 @@ import numpy as np
 from forerun.core.jit import compiled
 from forerun.drafters.context_hash import extend_hash
 from forerun.drafters.matches import Ints
-from forerun.drafters.successors import NUM_SUCCESSORS, ByteArray, encode_successors
-from forerun.types import IntArray, TopTokens
+from forerun.drafters.successors import NUM_SUCCESSORS, ByteArray, write_successors
+from forerun.types import Float32Array, IntArray, TopTokens
 
 MAX_ROWS: Final = 8192
 """Contexts kept per request, or per salt if outputs are shared: 0.5 MB."""
@@ -70,8 +70,12 @@ class RecycledLogits:
 
     def add(self, top_tokens: TopTokens) -> None:
         """Store rows; of equal contexts the last row counts."""
-        successors, codes = encode_successors(top_tokens)
-        store_rows(self.arrays, top_tokens.contexts, successors, codes)
+        store_rows(
+            self.arrays,  # compiled functions accept only one array type
+            np.ascontiguousarray(top_tokens.contexts, dtype=np.int32),
+            np.ascontiguousarray(top_tokens.tokens, dtype=np.int32),
+            np.ascontiguousarray(top_tokens.probs, dtype=np.float32),
+        )
 
 
 class RecycledStore:
@@ -99,9 +103,7 @@ class RecycledStore:
 
 
 @compiled
-def store_rows(
-    arrays: RecycledArrays, new_contexts: Ints, new_successors: Ints, new_codes: ByteArray
-) -> None:
+def store_rows(arrays: RecycledArrays, new_contexts: Ints, tokens: Ints, probs: Float32Array) -> None:
     """Store rows in order."""
     contexts, successors, codes, indexes, num_written = arrays
     for i in range(len(new_contexts)):
@@ -114,7 +116,7 @@ def store_rows(
             num_written[0] += 1
             contexts[row, PREVIOUS], contexts[row, LAST] = previous, last
             _insert(arrays, _PAIR, previous, last, row)
-        successors[row], codes[row] = new_successors[i], new_codes[i]
+        write_successors(tokens[i], probs[i], successors[row], codes[row])
         _insert(arrays, _TOKEN, previous, last, row)
 
 

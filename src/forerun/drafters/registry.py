@@ -6,13 +6,15 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
+import numpy as np
+
 from forerun.config import SpeculationConfig
 from forerun.drafters.corpus import Corpus
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.static_table_cache import load_static_table
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError
-from forerun.types import Drafter, RequestView, Verdict
+from forerun.types import Drafter, LogitsDrafter, RequestView, TopTokens, Verdict
 
 ENGINE_ONLY: Final = ("grammar", "model")
 """Drafters that need an engine: tokens forced by a grammar, and a draft model beside the target."""
@@ -63,12 +65,19 @@ def check_known(config: SpeculationConfig) -> None:
             _find_factory(name)
 
 
+_WARM_UP_ROWS: Final = TopTokens(
+    np.array([[1, 2]], dtype=np.int32), np.array([[1, 2]], dtype=np.int32), np.ones((1, 2), dtype=np.float32)
+)
+
+
 def warm_up(drafter: Drafter) -> Drafter:
     """Compile what a drafter needs, for a growing text and for a repeated one; returns the drafter."""
     for name in ("warm-up", "warm-up again"):
         for text in ([1, 2, 1, 2], [1, 2, 1, 2, 1]):
             (draft,) = drafter.propose([RequestView(name, text, num_prompt=2, salt="forerun warm-up")], [4])
             drafter.learn(name, draft, Verdict((), 1))
+            if isinstance(drafter, LogitsDrafter):
+                drafter.learn_logits(name, _WARM_UP_ROWS)
         drafter.forget(name)
     return drafter
 

@@ -32,6 +32,10 @@ class StaticTable:
         self.successors: Ints = np.full((vocab_size, NUM_SUCCESSORS), NO_SUCCESSOR, dtype=np.int32)
         self.codes: ByteArray = np.zeros((vocab_size, NUM_SUCCESSORS), dtype=np.uint8)
 
+    def __len__(self) -> int:
+        """The number of tokens of the vocabulary."""
+        return len(self.successors)
+
     @property
     def missing(self) -> IntArray:
         """The tokens whose rows have not been computed."""

@@ -35,6 +35,11 @@ def table_path(model: str | Path) -> Path | None:
     return Path(home) / "forerun" / "static-tables" / f"{_fingerprint(directory)}.npz"
 
 
+def partial_path(file: Path) -> Path:
+    """The file of a table that is still being built."""
+    return file.with_suffix(".partial.npz")
+
+
 def _directory(model: str) -> Path | None:
     """The directory of a model's files."""
     if Path(model).is_dir():

@@ -68,8 +68,8 @@ class SuffixDrafter:
         self.corpora = tuple(corpora)
         self.store = OutputStore(store_tokens) if share_outputs else None
         self.max_tokens = max_tokens
-        table = static_table or StaticTable(0)
-        self._static_arrays = (table.successors, table.codes, *(weights or VoteWeights()).arrays)
+        self._weights = (weights or VoteWeights()).arrays
+        self.static_table = static_table or StaticTable(0)
         self._looks_up = look_up
         self._recycled = RecycledStore(shared=share_outputs)
         self._requests: dict[str, _SuffixState] = {}
@@ -133,7 +133,9 @@ class SuffixDrafter:
         nodes = np.empty((2, budget), dtype=np.int64)
         survival = np.empty(budget, dtype=np.float32)
         work = self._work
-        matches, sources = self._matches[:num], (request.recycled.arrays, *self._static_arrays)
+        table = self.static_table
+        sources = (request.recycled.arrays, table.successors, table.codes, *self._weights)
+        matches = self._matches[:num]
         num = grow_tree(matches, self._tail, sources, self.chain, nodes, survival, work.ints, work.floats)
         if num < budget:
             nodes, survival = nodes[:, :num], survival[:num]

@@ -13,8 +13,9 @@ drafts. They give the statistics of the step in flight, and the forecast of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -94,7 +95,7 @@ class LookaheadPlanner:
         self.num_mismatches = 0
         self._shadows: dict[str, ShadowDraft] = {}
         self._in_flight: dict[str, LookaheadStep] = {}
-        self._ended: list[tuple[str, RequestView | None, tuple[str, ...] | None]] = []
+        self._changes: list[Callable[[], None]] = []
         self._unlearned: list[tuple[LookaheadStep, dict[str, TopTokens]]] = []
 
     def plan(
@@ -114,7 +115,7 @@ class LookaheadPlanner:
         looked_up = should_draft | (num_rows > 0)
         is_in_flight = num_rows != NOT_IN_FLIGHT
         proposals = self._look_up(requests, looked_up & is_in_flight)
-        self._forget_ended()  # the worker has already looked up the drafts of the step in flight, no others
+        self._change_drafters()  # the worker has looked up the drafts of the step in flight, and no others
         known = self._look_up(requests, looked_up & ~is_in_flight)
         proposals = [own or other for own, other in zip(proposals, known, strict=True)]
         drafts = [merge_chains(found.values()) for found in proposals]
@@ -249,10 +250,13 @@ class LookaheadPlanner:
         self.speculator.forget(name)
         self._shadows.pop(name, None)
         self._in_flight.pop(name, None)
-        self._ended.append((name, view, drafters))
+        self.after_lookups(partial(self.chains.forget, name, view, drafters))
 
-    def _forget_ended(self) -> None:
-        """Drop the requests that ended since the last plan from the drafters."""
-        for ended in self._ended:
-            self.chains.forget(*ended)
-        self._ended.clear()
+    def after_lookups(self, change: Callable[[], None]) -> None:
+        """Change the drafters after the lookups of the next plan for the step in flight."""
+        self._changes.append(change)
+
+    def _change_drafters(self) -> None:
+        for change in self._changes:
+            change()
+        self._changes.clear()

@@ -55,10 +55,12 @@ def row_contexts(text: Sequence[int], draft: Draft) -> Int32Array:
 
 def chain_top_tokens(text: Tokens, chain: Sequence[int], rows: TopRows) -> TopTokens:
     """The rows that verified a chain after a text; rows beyond the chain are those of padding."""
+    num = 1 + len(chain)
     line = np.array([text[-2] if len(text) > 1 else -1, text[-1], *chain], dtype=np.int32)
-    contexts = np.stack([line[:-1], line[1:]], axis=1)
+    contexts = np.empty((num, 2), dtype=np.int32)
+    contexts[:, 0], contexts[:, 1] = line[:-1], line[1:]
     tokens, probs = rows
-    return TopTokens(contexts, tokens[: len(contexts)], probs[: len(contexts)])
+    return TopTokens(contexts, tokens[:num], probs[:num])
 
 
 def learning_order(top_tokens: TopTokens, accepted: Sequence[int]) -> TopTokens:

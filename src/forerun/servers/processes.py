@@ -21,6 +21,7 @@ from typing import Final
 
 import httpx
 
+from forerun.config import BUILD_VARIABLE
 from forerun.errors import ServerFailed
 
 STARTUP_TIMEOUT: Final = 600.0
@@ -70,7 +71,7 @@ def started(
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **(environment or {})},
+            env={BUILD_VARIABLE: "0", **os.environ, **(environment or {})},
             start_new_session=True,
         ) as process,
     ):

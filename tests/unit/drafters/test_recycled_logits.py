@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from forerun.drafters.recycled_logits import (
     find_token,
     store_rows,
 )
-from forerun.drafters.successors import CODED_PROBS, NUM_SUCCESSORS, encode_probs
+from forerun.drafters.successors import CODED_PROBS, NUM_SUCCESSORS, encode
 from forerun.types import TopTokens
 from unit.drafters import naive
 
@@ -51,20 +49,18 @@ def test_the_latest_row_of_a_context_is_found(given_contexts: list[tuple[int, in
 
 
 @given(contexts, st.integers(1, 8))
-def test_a_full_table_drops_its_oldest_rows_and_returns_no_row_of_another_context(
+def test_a_full_table_drops_rows_and_returns_no_row_but_the_latest_of_a_context(
     given_contexts: list[tuple[int, int]], max_rows: int
 ) -> None:
     table = RecycledLogits(max_rows)
-    kept: OrderedDict[tuple[int, int], int] = OrderedDict()
+    latest: dict[tuple[int, int], int] = {}
     for mark, context in enumerate(given_contexts):
         add(table, context, mark)
-        if context not in kept and len(kept) == max_rows:
-            kept.popitem(last=False)
-        kept[context] = mark
+        latest[context] = mark
         for previous in range(-1, 8):
             for last in range(8):
                 found = mark_at(table, find_pair(table.arrays, previous, last))
-                assert found in {None, kept.get((previous, last))}
+                assert found in {None, latest.get((previous, last))}
         for last in range(8):
             row = find_token(table.arrays, last)
             assert row == NO_ROW or table.arrays[0][row, 1] == last
@@ -80,16 +76,16 @@ def num_pairs_indexed(table: RecycledLogits) -> int:
 def test_a_reused_row_leaves_the_index() -> None:
     rows = np.stack([np.arange(200), np.arange(200)], axis=1).astype(np.int32)
     successors = np.zeros((200, NUM_SUCCESSORS), dtype=np.int32)
-    codes = np.zeros((200, NUM_SUCCESSORS), dtype=np.uint8)
+    probs = np.zeros((200, NUM_SUCCESSORS), dtype=np.float32)
     table = RecycledLogits(64)
-    store_rows(table.arrays, rows, successors, codes)
+    store_rows(table.arrays, rows, successors, probs)
     assert num_pairs_indexed(table) <= len(table) == 64
 
     def keep(*_: object) -> None:
         pass
 
     table = RecycledLogits(64)
-    naive.sabotaged(store_rows, _remove=keep)(table.arrays, rows, successors, codes)
+    naive.sabotaged(store_rows, _remove=keep)(table.arrays, rows, successors, probs)
     assert num_pairs_indexed(table) > len(table), "the check can fail"
 
 
@@ -123,9 +119,9 @@ def test_requests_share_a_table_only_within_a_salt_and_only_if_outputs_are_share
 
 def test_codes_keep_probabilities_within_five_percent() -> None:
     probs = np.geomspace(1e-9, 1.0, 1000).astype(np.float32)
-    coded = CODED_PROBS[encode_probs(probs)]
+    coded = CODED_PROBS[[encode(prob) for prob in probs.tolist()]]
     assert (np.abs(coded / probs - 1) < 0.05).all()
-    assert encode_probs(np.zeros(1, dtype=np.float32))[0] == 255
+    assert encode(0.0) == encode(float("nan")) == 255
 
 
 def test_rows_of_a_small_vocabulary_are_filled() -> None:

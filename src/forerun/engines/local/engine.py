@@ -18,6 +18,7 @@ import numpy as np
 from forerun.config import SpeculationConfig
 from forerun.control.step_cost import StepCost
 from forerun.core.tensors import torch
+from forerun.core.top_tokens import warm_up
 from forerun.engines.guarded_drafter import DrafterTotals, DraftFormat
 from forerun.engines.local.request import FinishReason, Request, Result, Update
 from forerun.engines.local.request_checks import check_request
@@ -74,6 +75,7 @@ class Engine:
                 else StepCost((1, 2), (1.0, 1.0))
             )
         self.drafter_totals = DrafterTotals()
+        warm_up()
         self.speculator = Speculator(
             drafters or {},
             cost,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as StockAsyncScheduler
 
 from forerun.control.accounting import Goodput
 from forerun.control.step_cost import StepCost
+from forerun.drafters.static_table import StaticTable
 from forerun.engines.lookahead_planner import LookaheadPlanner, LookaheadStep
 from forerun.engines.speculative_step import DraftRequest
 from forerun.engines.speculator import MODEL, Speculator
@@ -22,6 +24,7 @@ from forerun.engines.vllm.draft_requests import view_of
 from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.speculation import make_chain_drafter, make_speculator, with_accepted
 from forerun.engines.vllm.speculative_scheduler import InFlightStep, SpeculativeScheduler
+from forerun.engines.vllm.static_table import use_static_table
 from forerun.engines.vllm.step_plan import PLACEHOLDER, DraftingPlan, StepPlan, attach_plan, read_plan
 from forerun.engines.vllm.worker_updates import WorkerUpdates
 
@@ -33,6 +36,7 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
         super().__init__(*args, **kwargs)
         self.worker_updates = WorkerUpdates(share_outputs=speculation_config(self.vllm_config).share_outputs)
         self._last_processed = -1
+        self._new_table: StaticTable | None = None
 
     def _make_speculator(self, cost: StepCost | None) -> Speculator:
         chain_drafter = make_chain_drafter(self.vllm_config, self.stats)
@@ -45,6 +49,9 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
         """Plan draft lengths, then schedule as vLLM does."""
         started_at = time.perf_counter()
         self._record_finished()
+        if (table := self.static_table.take()) is not None:
+            self.planner.after_lookups(partial(use_static_table, self.planner.chains.drafters, table))
+            self._new_table = table
         decoding = [request for request in self.running if _is_decoding(request)]
         step = self._plan(decoding)
         for request, length in zip(decoding, step.lengths, strict=True):
@@ -101,7 +108,8 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
             name: self.worker_updates.update(self.requests[name], self.draft_requests.drafters_of(name))
             for name in names
         }
-        return DraftingPlan(self._last_processed, updates, self.worker_updates.take_finished())
+        table, self._new_table = self._new_table, None
+        return DraftingPlan(self._last_processed, updates, self.worker_updates.take_finished(), table)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Record the outcome of every draft, then update as vLLM does."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forerun.core.top_tokens import top_tokens, top_tokens_on_device
+from forerun.core.top_tokens import top_tokens, top_tokens_on_device, warm_up
 from forerun.drafters.successors import NUM_SUCCESSORS
 from forerun.engines.vllm.step_report import TopTokenReport
 
@@ -29,6 +29,7 @@ class LogitsRecorder:
         self.copy_stream = copy_stream
         self.wanted: frozenset[str] = frozenset()
         self._report: TopTokenReport | None = None
+        warm_up()
 
     def begin(self, wanted: frozenset[str]) -> None:
         """Begin a step in which the rows of these requests are recorded."""
@@ -78,7 +79,9 @@ class LogitsRecorder:
     def _copy_all(self, logits: torch.Tensor) -> tuple[Any, Any]:
         """The likeliest tokens of all rows and their probabilities, as arrays that the stream still fills."""
         found = top_tokens_on_device(logits, min(NUM_SUCCESSORS, logits.shape[-1]))
-        self.copy_stream.wait_stream(torch.cuda.current_stream())
+        computed: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        computed.record()
+        computed.wait(self.copy_stream)
         with torch.cuda.stream(self.copy_stream):
             tokens, probs = (each.to("cpu", non_blocking=True).numpy() for each in found)
         for each in found:

@@ -42,7 +42,7 @@ def make_speculator(
     config = speculation_config(vllm_config)
     with log_compilation():
         return Speculator(
-            make_chain_drafters(vllm_config, static_table=True) if drafters is None else drafters,
+            make_chain_drafters(vllm_config) if drafters is None else drafters,
             cost or StepCost.default(),
             DraftFormat(vllm_config.model_config.get_vocab_size(), trees=False, q=False),
             default_drafters=config.default_names,
@@ -52,17 +52,15 @@ def make_speculator(
         )
 
 
-def make_chain_drafters(vllm_config: Any, *, static_table: bool = False) -> dict[str, Drafter]:
+def make_chain_drafters(vllm_config: Any) -> dict[str, Drafter]:
     """The drafters of a configuration, which draft chains; corpora must have the model's vocabulary.
 
-    The model's static table may exist on one host and not on another, so drafters that run in several
-    processes must not use it.
+    They start without a static table, which may be built later; the scheduler hands it to them.
     """
     config = speculation_config(vllm_config)
     tokenizer = vllm_config.model_config.tokenizer
     vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if config.corpora else None
-    model = vllm_config.model_config.model if static_table else None
-    return make_drafters(config, chain=True, vocabulary=vocabulary, model=model)
+    return make_drafters(config, chain=True, vocabulary=vocabulary)
 
 
 def make_chain_drafter(vllm_config: Any, counters: DrafterCounters) -> ChainDrafter:

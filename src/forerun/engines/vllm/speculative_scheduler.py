@@ -25,6 +25,7 @@ from forerun.engines.vllm.speculation import (
     max_draft_tokens,
     record_goodput,
 )
+from forerun.engines.vllm.static_table import StaticTableWatch
 from forerun.engines.vllm.stats import PeriodicStatsLogger, logger
 from forerun.engines.vllm.step_plan import read_plan
 from forerun.engines.vllm.step_report import TopTokenReport, read_report
@@ -62,6 +63,7 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
         self._is_profiled = cost is not None
         self.stats = make_stats(self.vllm_config)
         self.speculator = self._make_speculator(cost)
+        self.static_table = StaticTableWatch(self.vllm_config.model_config.model)
         self.draft_requests = DraftRequestBuilder(
             self, self.stats.drafters, max_draft_tokens(self.vllm_config)
         )

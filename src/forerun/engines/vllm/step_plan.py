@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from forerun.drafters.static_table import StaticTable
+
 PLACEHOLDER: Final = -1
 """The token id of a draft token that the worker knows or looks up, and of no output token."""
 
@@ -35,12 +37,13 @@ class DraftingPlan:
 
     The tokens include the output of every step up to the number `last_processed`; later steps are in flight.
     Drafters in the worker drop the requests in `finished`. Requests with a draft of the draft model are left
-    out.
+    out. A new `static_table` is used from this step on; it travels here so that all ranks use it at once.
     """
 
     last_processed: int
     requests: Mapping[str, RequestUpdate]
     finished: Mapping[str, RequestUpdate] = field(default_factory=dict)
+    static_table: StaticTable | None = None
 
 
 @dataclass(frozen=True, slots=True)

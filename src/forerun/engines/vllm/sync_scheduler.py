@@ -20,6 +20,7 @@ from forerun.engines.vllm.draft_requests import is_decoding, view_of
 from forerun.engines.vllm.grammar import GRAMMAR, constrain
 from forerun.engines.vllm.speculation import chain_verdict, with_accepted
 from forerun.engines.vllm.speculative_scheduler import InFlightStep, SpeculativeScheduler
+from forerun.engines.vllm.static_table import use_static_table
 from forerun.engines.vllm.step_plan import PLACEHOLDER, StepPlan, attach_plan
 from forerun.types import Draft
 
@@ -31,6 +32,8 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         """Draft, then schedule as vLLM does."""
         started_at = time.perf_counter()
         self._record_finished()
+        if (table := self.static_table.take()) is not None:
+            use_static_table(self.speculator.drafters, table)
         decoding = [request for request in self.running if is_decoding(request)]
         step, sampled = self._draft(decoding)
         for request, draft in zip(decoding, step.drafts, strict=True):

@@ -15,6 +15,7 @@ from forerun.engines.guarded_drafter import DrafterTotals
 from forerun.engines.top_token_rows import chain_top_tokens, learning_order
 from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.speculation import make_chain_drafter
+from forerun.engines.vllm.static_table import use_static_table
 from forerun.engines.vllm.step_plan import DraftingPlan, RequestUpdate
 from forerun.engines.vllm.step_report import read_report
 from forerun.types import RequestView
@@ -51,6 +52,8 @@ class WorkerDrafter:
             return {}
         self._learn_logits(plan.last_processed)
         self._update(plan)
+        if plan.static_table is not None:
+            use_static_table(self.chain_drafter.drafters, plan.static_table)
         in_flight = self._in_flight(plan)
         names = [name for name in plan.requests if name in lengths]
         chains = self._propose([name for name in names if name not in in_flight], lengths)
