@@ -35,6 +35,12 @@ def table_path(model: str | Path) -> Path | None:
     return Path(home) / "forerun" / "static-tables" / f"{_fingerprint(directory)}.npz"
 
 
+def num_weight_bytes(directory: Path) -> int:
+    """The size of a model's weights on disk, in the first format that it has; 0 if there are none."""
+    sizes = (sum(file.stat().st_size for file in directory.glob(pattern)) for pattern in _WEIGHTS)
+    return next(filter(None, sizes), 0)
+
+
 def partial_path(file: Path) -> Path:
     """The file of a table that is still being built."""
     return file.with_suffix(".partial.npz")

@@ -6,14 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from forerun.config import BUILD_VARIABLE, SpeculationConfig
 from forerun.drafters import suffix
 from forerun.drafters.static_table import StaticTable
-from forerun.drafters.static_table_cache import load_static_table, table_path
+from forerun.drafters.static_table_cache import load_static_table, num_weight_bytes, table_path
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.engines.guarded_drafter import GuardedDrafter
 from forerun.engines.vllm.runner_choice import is_cpu_platform
@@ -83,13 +83,9 @@ def start_build(model: str, config: SpeculationConfig, environment: Mapping[str,
 
 def _fits(directory: Path) -> bool:
     """Whether the weights of a model, in float32 at most, take a small share of the available memory."""
-    weights = _total_bytes(directory.glob("*.safetensors")) or _total_bytes(directory.glob("*.bin"))
+    weights = num_weight_bytes(directory)
     try:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not known on this system
         return False
     return 0 < 2 * weights < _MEMORY_SHARE * available
-
-
-def _total_bytes(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files)
