@@ -28,8 +28,9 @@ from forerun.drafters.corpus import Corpus
 from forerun.drafters.corpus_builder import build
 from forerun.drafters.matches import CONTINUATION, MAX_MATCH
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.static_table import StaticTable
 from forerun.drafters.suffix import MAX_CORPUS_MATCHES, MAX_DEPTH, SuffixDrafter
-from forerun.types import Drafter, RequestView
+from forerun.types import Drafter, RequestView, TopTokens
 from records import AsJson, Record, cell, finish, quartiles
 
 VOCAB, NODES, NEW_TOKENS = 49_152, 16, 3
@@ -71,6 +72,40 @@ def by_context(make: type[SuffixDrafter] | type[NgramDrafter]) -> dict[int, list
             view = RequestView("r", text[: size + NEW_TOKENS * step])
             times[size].append(microseconds(drafters[size], [view]))
     return {size: spent[10:] for size, spent in times.items()}
+
+
+def random_rows(rng: np.random.Generator, contexts: Tokens) -> TopTokens:
+    """Eight successors for each context."""
+    tokens = (rng.random((len(contexts), 8), dtype=np.float32) ** 4 * VOCAB).astype(np.int32)
+    probs = np.sort(rng.dirichlet(np.ones(9), len(contexts))[:, :8])[:, ::-1]
+    return TopTokens(contexts, tokens, probs.astype(np.float32))
+
+
+def by_sources() -> tuple[dict[int, list[float]], list[float]]:
+    """Proposals with all sources at both context lengths, and the learning of a step's logits.
+
+    Every step has rows for its new tokens and for rejected ones.
+    """
+    rng = np.random.default_rng(0)
+    static_table = StaticTable(VOCAB)
+    every = np.arange(VOCAB, dtype=np.int32)
+    static_table.add(random_rows(rng, np.stack([every, every], axis=1)))
+    times: dict[int, list[float]] = {SHORT: [], LONG: []}
+    learning = []
+    texts = {size: repetitive_text(size + NEW_TOKENS * (STEPS + 10), seed=size) for size in times}
+    drafters = {size: SuffixDrafter(static_table=static_table) for size in times}
+    for step in range(STEPS + 10):
+        for size, text in texts.items():
+            known = text[: size + NEW_TOKENS * step]
+            times[size].append(microseconds(drafters[size], [RequestView("r", known)]))
+            rejected = text[rng.integers(1, size, NODES + 1 - NEW_TOKENS)]
+            last = np.concatenate([rejected, known[-NEW_TOKENS:]])
+            previous = np.concatenate([rejected[::-1], known[-NEW_TOKENS - 1 : -1]])
+            rows = random_rows(rng, np.stack([previous, last], axis=1))
+            began = time.perf_counter()
+            drafters[size].learn_logits("r", rows)
+            learning.append(1e6 * (time.perf_counter() - began))
+    return {size: spent[10:] for size, spent in times.items()}, learning[20:]
 
 
 def by_batch() -> list[float]:
@@ -204,6 +239,13 @@ def measure(num_tokens: int, report: Any) -> list[dict[str, Any]]:
         line("suffix: at 128k tokens, over 8k", quartiles(ratios([suffix[SHORT], suffix[LONG]], 20)), 1.5),
         line("ngram: a proposal at 8k tokens, µs", quartiles(ngram[SHORT]), 20.0),
         line("ngram: at 128k tokens, over 8k", quartiles(ratios([ngram[SHORT], ngram[LONG]], 20)), 1.5),
+    ]
+    report("all sources")
+    sources, learning = by_sources()
+    lines += [
+        line("all sources: a proposal at 8k tokens, µs", quartiles(sources[SHORT]), 35.0),
+        line("all sources: a proposal at 128k tokens, µs", quartiles(sources[LONG]), 35.0),
+        line(f"learning {NODES + 1} rows of logits, µs", quartiles(learning)),
     ]
     report("a batch")
     lines.append(line("a step for 256 requests of 8k tokens, ms", quartiles(by_batch()), 5.0))

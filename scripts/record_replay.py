@@ -1,7 +1,7 @@
 """Records the tokens per step of the lookup drafters on a transcript file, for the tables of the documents.
 
     python scripts/record_logits.py TRANSCRIPTS
-    python scripts/record_replay.py TRANSCRIPTS --record docs/records/replay.json
+    python scripts/record_replay.py TRANSCRIPTS --other second=FILE --record docs/records/replay.json
 
 docs/records/replay.json comes from 84 greedy outputs of SmolLM2-135M: twelve for each of Spec-Bench's six
 categories and for code editing. Several of Spec-Bench's sources do not license redistribution, so the
@@ -51,21 +51,36 @@ def replay(transcripts: Path, *options: str) -> dict[str, Any]:
     return report
 
 
-def line(name: str, transcripts: Path, options: tuple[str, ...], key: str) -> dict[str, Any]:
-    """The figures of one configuration, by category, on all lines and on the even ones."""
+def line(name: str, files: dict[str, Path], options: tuple[str, ...], key: str) -> dict[str, Any]:
+    """The figures of one configuration, by category: on all and on the even lines of the first file, and on
+    the other files.
+    """
     found: dict[str, Any] = {"name": name, "options": list(options), "figure": key}
-    for lines in ("all", "even"):
-        categories = replay(transcripts, *options, "--lines", lines)["categories"]
+    for lines, file in files.items():
+        chosen = lines if lines == "even" else "all"
+        categories = replay(file, *options, "--lines", chosen)["categories"]
         found[lines] = {category: figures[key] for category, figures in categories.items()}
     return found
 
 
 def main(
-    transcripts: Annotated[Path, typer.Argument(help="Transcript file (JSON lines).")], record: Record = None
+    transcripts: Annotated[Path, typer.Argument(help="Transcript file (JSON lines).")],
+    other: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FILE: transcripts on which nothing was fitted, for trees and chains of lookups."
+        ),
+    ] = None,
+    record: Record = None,
 ) -> None:
     """Replay every configuration, without and with a price per draft token."""
-    found = [line(name, transcripts, each, "tokens_per_step") for name, each in CONFIGURATIONS.items()]
-    found += [line(name, transcripts, (*CONFIGURATIONS[name], *PRICE), "tokens_per_cost") for name in PRICED]
+    files = {"all": transcripts, "even": transcripts}
+    others = {name: Path(file) for name, _, file in (each.partition("=") for each in other or ())}
+    found = [
+        line(name, {**files, **({} if "ngram" in name else others)}, each, "tokens_per_step")
+        for name, each in CONFIGURATIONS.items()
+    ]
+    found += [line(name, files, (*CONFIGURATIONS[name], *PRICE), "tokens_per_cost") for name in PRICED]
     write_record(
         found, provenance("scripts/record_replay.py", ("forerun", "numpy", "numba"), threads=1), record
     )
