@@ -65,7 +65,7 @@ class Accounting:
         self.lookup_backoff = (LookupBackoff(), LookupBackoff())
         self._cost = cost
         self._levels: defaultdict[tuple[bool, int], LoadLevel] = defaultdict(LoadLevel)
-        self._num_baseline_steps = 0
+        self._steps_since_measured = 0
         self._speedup = SpeedupEstimate()
         self._uncharged_draft_seconds = 0.0
 
@@ -82,6 +82,29 @@ class Accounting:
         """Per class: whether its drafting is suspended at the load of this step."""
         sampled, greedy = self.level(step).guards
         return sampled.is_suspended, greedy.is_suspended
+
+    def num_steps_without_lookup(self, step: Step) -> int:
+        """Number of steps, if the requests of this one go on, before the next lookup for one of them."""
+        return min(
+            (
+                max(backoff.num_steps_without, guard.num_steps_without_lookup)
+                for backoff, guard, num in zip(
+                    self.lookup_backoff, self.level(step).guards, step.num_by_class, strict=True
+                )
+                if num
+            ),
+            default=0,
+        )
+
+    def record_skipped(self, step: Step, num_steps: int) -> None:
+        """Record steps like this one in which nothing was looked up, and which were not timed one by one."""
+        (baseline,) = step.predict_seconds(self._cost, len(step.slots))
+        for backoff in self.lookup_backoff:
+            backoff.skip(num_steps)
+        for _ in range(num_steps):
+            self._record_gains(step, ((0.0, 0.0), (0.0, 0.0)), (0.0, baseline, 0.0))
+            self._speedup.update(1.0, 1.0)
+        self._steps_since_measured += num_steps
 
     def record_outcome(self, step: Step, accepted: BoolArray, seconds: float) -> Goodput | None:
         """Record the outcome of a step that took `seconds` without its lookups.
@@ -106,9 +129,10 @@ class Accounting:
 
     def _record_baseline(self, step: Step, seconds: float) -> None:
         """Record the time of a step without drafts and without prefill."""
-        self._num_baseline_steps += 1
-        is_sampled = step.is_baseline or self._num_baseline_steps % BASELINE_SAMPLING == 0
-        if is_sampled and not step.num_prefill_rows:
+        self._steps_since_measured += 1
+        is_measured = step.is_baseline or self._steps_since_measured >= BASELINE_SAMPLING
+        if is_measured and not step.num_prefill_rows:
+            self._steps_since_measured = 0
             (predicted,) = step.predict_seconds(self._cost, step.baseline_rows)
             self.level(step).baseline.record(seconds, predicted)
 
@@ -152,8 +176,9 @@ class Accounting:
         """
         extra, baseline, token_seconds = times
         level = self.level(step)
-        nums = (len(step.slots) - step.num_greedy, step.num_greedy)
-        for guard, num, (num_chosen, num_accepted) in zip(level.guards, nums, totals, strict=True):
+        for guard, num, (num_chosen, num_accepted) in zip(
+            level.guards, step.num_by_class, totals, strict=True
+        ):
             if num:
                 cost = extra * num_chosen / len(step.chosen) if num_chosen else 0.0
                 share = baseline * num / len(step.slots)
@@ -174,10 +199,14 @@ class Accounting:
         if step.lookup_enabled is None or step.is_baseline:
             return
         token_seconds, row_seconds = unit_seconds
-        nums = (len(step.slots) - step.num_greedy, step.num_greedy)
         lookup = min(step.lookup_seconds, MAX_LOOKUP_SHARE * seconds)
         for backoff, num, enabled, (tokens, rows), accepted in zip(
-            self.lookup_backoff, nums, step.lookup_enabled, step.expected_accepted, num_accepted, strict=True
+            self.lookup_backoff,
+            step.num_by_class,
+            step.lookup_enabled,
+            step.expected_accepted,
+            num_accepted,
+            strict=True,
         ):
             if num and enabled:
                 expected, realized = (

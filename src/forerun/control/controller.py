@@ -180,6 +180,19 @@ class Controller:
         self._schedule.end_step(step, seconds, self.accounting.speedup)
         return goodput
 
+    def num_steps_without_lookup(self, step: Step) -> int:
+        """Number of steps, if the requests of this one go on, in which nothing needs to be looked up or
+        measured. To be asked after `record_step`.
+        """
+        if self._schedule.next_is_baseline or not step.adaptive.all():
+            return 0
+        return self.accounting.num_steps_without_lookup(step)
+
+    def record_skipped(self, step: Step, num_steps: int, seconds: float) -> None:
+        """Record steps like this one in which nothing was looked up; `seconds` is their time in all."""
+        self.accounting.record_skipped(step, num_steps)
+        self._schedule.skip(num_steps, seconds)
+
     def calibrate(self, step: Step, draft_tokens: Candidates, accepted: BoolArray) -> None:
         """Update the survival estimates by the outcomes of draft tokens."""
         self.survival.learn(

@@ -57,6 +57,11 @@ class DraftingGuard:
         """Whether to look up draft tokens for requests of the class in this step."""
         return self._remaining % SUSPENDED_LOOKUP_INTERVAL == 0
 
+    @property
+    def num_steps_without_lookup(self) -> int:
+        """Number of steps before `should_look_up` again."""
+        return self._remaining % SUSPENDED_LOOKUP_INTERVAL
+
     def record(self, saved: float, cost: float, baseline: float, baseline_error: float = 0.0) -> None:
         """Record a step: the seconds that draft tokens of the class saved and cost, 0 without any.
 

@@ -95,6 +95,13 @@ class ExplorationSchedule:
         """Plan no second baseline step while the first one is in flight."""
         self.next_is_baseline, self._steps_since_baseline = False, 0
 
+    def skip(self, num_steps: int, seconds: float) -> None:
+        """Add the shares of steps without draft tokens that took `seconds` in all."""
+        self._num_steps += num_steps
+        self._steps_since_baseline = 0
+        for _ in range(num_steps):
+            self._budget.accrue(seconds / num_steps)
+
     def end_step(self, step: Step, seconds: float, speedup: float) -> None:
         """Add a step's share to the budget, and decide whether the next step is a baseline step.
 

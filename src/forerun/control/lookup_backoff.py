@@ -72,3 +72,12 @@ class LookupBackoff:
         """Whether to look up in this step. Call it once per step."""
         self._remaining -= 1
         return self._remaining < 0
+
+    @property
+    def num_steps_without(self) -> int:
+        """Number of steps before the next lookup."""
+        return max(self._remaining, 0)
+
+    def skip(self, num_steps: int) -> None:
+        """Let steps pass without a lookup."""
+        self._remaining -= num_steps

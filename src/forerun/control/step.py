@@ -48,6 +48,11 @@ class Step:
         return self.num_greedy < len(self.slots)
 
     @property
+    def num_by_class(self) -> tuple[int, int]:
+        """Number of sampled requests, and of greedy ones."""
+        return len(self.slots) - self.num_greedy, self.num_greedy
+
+    @property
     def request_flags(self) -> tuple[BoolArray, BoolArray]:
         """Greedy flags and adaptive flags of the requests, as compiled functions take them."""
         return self.greedy, self.adaptive

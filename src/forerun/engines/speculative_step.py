@@ -77,8 +77,13 @@ class SpeculativeStep:
         num = len(self.drafts[index])
         self.verdicts[index] = verdict
         self.num_verified[index] = num if num_verified is None else min(num_verified, num)
-        verified, output = self.verified(index), verdict.tokens(self.drafts[index])
-        for name, proposed in self.proposals[index].items():
+        verified, proposals = self.verified(index), self.proposals[index]
+        only = next(iter(proposals)) if len(proposals) == 1 else None
+        if only is not None and _is_chain_of(only, verified):
+            self.outcomes[index][only] = verified, verdict
+            return
+        output = verdict.tokens(self.drafts[index])
+        for name, proposed in proposals.items():
             part = verified_part(proposed, verified)
             if len(part):
                 self.outcomes[index][name] = part, verdict_for(part, output)
@@ -115,3 +120,9 @@ class SpeculativeStep:
         accepted[accepted_nodes] = True
         verified[[*chain.from_iterable(verified_nodes)]] = True
         return accepted, verified
+
+
+def _is_chain_of(drafter: str, draft: Draft) -> bool:
+    """Whether a draft is a chain of chosen tokens, all of which this drafter proposed."""
+    num = len(draft)
+    return 0 < num == draft.source.count(drafter) and draft.is_chain and not draft.sampled.any()

@@ -110,14 +110,11 @@ class Speculator:
         step = SpeculativeStep(self.controller.begin_step(self._admit(requests), rows, context), requests)
         self._register_drafters(requests)
         should_draft = self.controller.should_draft(step.control).tolist()
-        names = (
-            list(self.drafters)
-            if any(should_draft)
-            else [name for name in self._planned if name in self.drafters]
-        )
+        names = [name for name in self._planned if name in self.drafters]
+        if any(should_draft):
+            names, step.wants_logits = [*self.drafters], self._logits_wanted(step, should_draft)
         for name in names:
             self._propose(step, name, should_draft)
-        step.wants_logits = self._logits_wanted(step, should_draft)
         if any(step.proposals):
             self.merger.merge(step)
         step.control.lookup_seconds += time.perf_counter() - began - step.control.draft_seconds
@@ -240,6 +237,19 @@ class Speculator:
                 self.controller.record_accepted(step.control, source, lengths, num_accepted)
         accepted, verified = step.outcome_masks()
         return self.controller.record_step(step.control, accepted, seconds, verified)
+
+    def num_steps_without_lookup(self, step: SpeculativeStep) -> int:
+        """After `close`: the number of steps that need no `draft`, if the same requests go on.
+
+        An engine that skips them calls `record_skipped`.
+        """
+        if any(name in self.drafters for name in self._planned):
+            return 0
+        return self.controller.num_steps_without_lookup(step.control)
+
+    def record_skipped(self, step: SpeculativeStep, num_steps: int, seconds: float) -> None:
+        """Record steps without lookups, of the requests of an earlier step, which took `seconds` in all."""
+        self.controller.record_skipped(step.control, num_steps, seconds)
 
     def plan_lengths(
         self,

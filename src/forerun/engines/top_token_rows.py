@@ -65,7 +65,10 @@ def chain_top_tokens(text: Tokens, chain: Sequence[int], rows: TopRows) -> TopTo
 
 def learning_order(top_tokens: TopTokens, accepted: Sequence[int]) -> TopTokens:
     """The rows of a draft in the order in which drafters learn them."""
-    return top_tokens.select(rejected_first(accepted, len(top_tokens)))
+    num = len(top_tokens)
+    if [*accepted[: num - 1]] == [*range(num - 1)]:  # nothing was rejected
+        return top_tokens
+    return top_tokens.select(rejected_first(accepted, num))
 
 
 def rejected_first(accepted: Sequence[int], num_rows: int) -> IntArray:
@@ -74,6 +77,8 @@ def rejected_first(accepted: Sequence[int], num_rows: int) -> IntArray:
     Deeper rows of a draft come before those above them, so that the likelier ones of a context are kept.
     """
     output = [0, *(node + 1 for node in accepted if node + 1 < num_rows)]
+    if len(output) == 1:
+        return np.arange(num_rows - 1, -1, -1)
     emitted = set(output)
     rejected = [row for row in range(num_rows - 1, 0, -1) if row not in emitted]
     return np.array([*rejected, *output], dtype=np.int64)

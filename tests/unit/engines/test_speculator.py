@@ -143,6 +143,26 @@ def test_draft_tokens_that_were_not_verified_are_not_reported_as_rejected() -> N
     assert [mask.tolist() for mask in step.outcome_masks()] == [[True, False, False], [True, False, False]]
 
 
+@pytest.mark.parametrize("num_verified", range(5))
+@pytest.mark.parametrize("num_accepted", range(5))
+def test_a_single_drafter_learns_the_same_whether_or_not_another_one_had_nothing_to_propose(
+    num_verified: int, num_accepted: int
+) -> None:
+    chain = [4, 5, 6, 7]
+    verdict = Verdict(tuple(range(min(num_accepted, num_verified))), chain[-1])
+    learnt = []
+    for other in ([], [1, 1]):  # with a second proposal, each drafter's verdict is derived from the output
+        speculator = make_speculator(trees=False, a=Scripted(chain), b=Scripted(other))
+        step = speculator.draft([request()], rows=1)
+        assert step.drafts[0].tokens.tolist() == chain
+        speculator.observe(step, "r", verdict, num_verified)
+        drafter = speculator.drafters["a"].drafter
+        assert isinstance(drafter, Scripted)
+        learnt.append(drafter.verdicts)
+    assert learnt[0] == learnt[1]
+    assert bool(learnt[0]) == bool(num_verified)
+
+
 def test_the_verdict_on_a_request_that_ended_since_is_ignored() -> None:
     drafter = Scripted([5, 6])
     speculator = make_speculator(trees=False, only=drafter)

@@ -90,9 +90,10 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
 
     def _num_prefill_rows(self, num_decoding: int) -> int:
         """An estimate of the prompt tokens that the next step prefills."""
-        num_free = max(0, self.max_num_running_reqs - len(self.running))
-        prefilling = [request for request in self.running if not is_decoding(request)]
-        prefilling += islice(self.waiting, num_free)
+        num_free: int = max(0, self.max_num_running_reqs - len(self.running))
+        prefilling = [*islice(self.waiting, num_free)]
+        if num_decoding < len(self.running):
+            prefilling += [request for request in self.running if not is_decoding(request)]
         num_left: int = sum(request.num_tokens - request.num_computed_tokens for request in prefilling)
         budget: int = self.max_num_scheduled_tokens - num_decoding
         return max(0, min(num_left, budget))

@@ -106,6 +106,11 @@ class SpecDecodeStats:
                 self.values[accepted + start : accepted + end_accepted] += 1
             start = end
 
+    def record_undrafted_steps(self, num_requests: int) -> None:
+        """Record a step in which this many requests generated a token each, without draft tokens."""
+        for index in (self._steps, self._undrafted, self._tokens):
+            self.values[index] += num_requests
+
     def add_seconds(self, drafter: str, seconds: float) -> None:
         """Add drafting time."""
         self._add(DRAFT_SECONDS, seconds, drafter)

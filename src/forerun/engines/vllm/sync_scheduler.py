@@ -18,6 +18,7 @@ from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.top_token_rows import TopRows, chain_top_tokens
 from forerun.engines.vllm.draft_requests import is_decoding, view_of
 from forerun.engines.vllm.grammar import GRAMMAR, constrain
+from forerun.engines.vllm.lookup_pause import LookupPause
 from forerun.engines.vllm.speculation import chain_verdict, with_accepted
 from forerun.engines.vllm.speculative_scheduler import InFlightStep, SpeculativeScheduler
 from forerun.engines.vllm.static_table import use_static_table
@@ -28,13 +29,21 @@ from forerun.types import Draft
 class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # type: ignore[misc]
     """vLLM's scheduler, with draft tokens set on every decoding request right before each step."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lookup_pause = LookupPause(self.speculator)
+        self._decoding: list[Any] = []
+
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Draft, then schedule as vLLM does."""
         started_at = time.perf_counter()
         self._record_finished()
         if (table := self.static_table.take()) is not None:
             use_static_table(self.speculator.drafters, table)
-        decoding = [request for request in self.running if is_decoding(request)]
+        decoding = self._decoding = [request for request in self.running if is_decoding(request)]
+        if self.lookup_pause.skip(decoding):
+            return self._schedule_skipped(*args, **kwargs)
+        self.lookup_pause.end(self._last_output_at)
         step, sampled = self._draft(decoding)
         for request, draft in zip(decoding, step.drafts, strict=True):
             request.spec_token_ids = draft.tokens.tolist() if len(draft) else []
@@ -52,6 +61,14 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
             number = next(self._step_numbers)
             attach_plan(output, StepPlan(number, sampled, wants_logits=_wants_logits(step, output)))
             self._in_flight[number] = InFlightStep(step, started_at)
+        return output
+
+    def _schedule_skipped(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a step of a lookup pause."""
+        with self._without_padding():
+            output = super().schedule(*args, **kwargs)
+        scheduled = output.num_scheduled_tokens
+        self.stats.record_undrafted_steps(sum(request.request_id in scheduled for request in self._decoding))
         return output
 
     def _draft(self, decoding: list[Any]) -> tuple[SpeculativeStep, frozenset[str]]:
@@ -103,7 +120,11 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         self.speculator.observe(step, request.name, verdict, num_verified, top_tokens)
 
     def _close(self, step: SpeculativeStep, seconds: float) -> Goodput | None:
-        return self.speculator.close(step, seconds)
+        goodput = self.speculator.close(step, seconds)
+        may_pause = self.draft_model is None and not self._in_flight  # not with pipeline parallelism
+        if may_pause and not any(request.use_structured_output for request in self._decoding):
+            self.lookup_pause.begin(step, self._decoding, self._last_output_at)
+        return goodput
 
     def _forget(self, request: Any) -> None:
         self.speculator.forget(request.request_id, view_of(request))
