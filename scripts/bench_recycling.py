@@ -45,7 +45,7 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.engines.vllm.lookup_pause import LookupPause
 from forerun.engines.vllm.speculation import make_speculator
 from forerun.models.loading import load_model
-from load_engine import LoadEngine
+from load_engine import MAX_PROMPT_TOKENS, LoadEngine
 from measure_recycling import first_of_each
 from records import AsJson, Record, cell, finish, quartiles
 
@@ -153,7 +153,8 @@ def main(
     if load_static_table(str(model)) is None:
         raise typer.BadParameter(f"no static table of {model}: run forerun static-table {model}")
     decoders = {"local": local_engines, "vllm": vllm_engines}[engine](model)
-    prompts = first_of_each(read_transcripts(transcripts), num_prompts + 1)
+    short = [each for each in read_transcripts(transcripts) if len(each.prompt) <= MAX_PROMPT_TOKENS]
+    prompts = first_of_each(short, num_prompts + 1)
     found: dict[str, list[dict[str, Decoded]]] = defaultdict(list)
     seen: set[str] = set()
     names = list(decoders)

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from forerun.core.jit import compiled
+from forerun.core.jit import compiled, inlined
 from forerun.drafters.matches import Ints
 from forerun.drafters.recycled_logits import NO_ROW, RecycledArrays, find_pair, find_token
 from forerun.drafters.successors import CODED_PROBS, NUM_SUCCESSORS, ByteArray
@@ -101,7 +101,7 @@ class VoteWeights:
         return by_code, np.array(weights)
 
 
-@compiled
+@inlined
 def add_successor_votes(
     sources: SuccessorArrays,
     tail: Ints,
@@ -127,26 +127,24 @@ def add_successor_votes(
     row = find_pair(recycled, previous, last) if weights[_PAIR_TOTAL] > 0.0 else NO_ROW
     if row != NO_ROW:
         total += weight * weights[_PAIR_TOTAL]
-        found = _add_row(successors[row], codes[row], by_code[_PAIR], weight, found, ints, floats)
+        found = _add_row(successors, codes, (row, _PAIR), by_code, weight, found, ints, floats)
         token_weight *= weights[_BESIDE_PAIR]
     row = find_token(recycled, last) if weights[_PAIR_TOTAL] > 0.0 else NO_ROW
     if row != NO_ROW:
         total += token_weight * weights[_TOKEN_TOTAL]
-        found = _add_row(successors[row], codes[row], by_code[_TOKEN], token_weight, found, ints, floats)
+        found = _add_row(successors, codes, (row, _TOKEN), by_code, token_weight, found, ints, floats)
     elif 0 <= last < len(static_successors) and static_successors[last, 0] >= 0:
         token_weight *= weights[_STATIC]
         total += token_weight * weights[_TOKEN_TOTAL]
         found = _add_row(
-            static_successors[last], static_codes[last], by_code[_TOKEN], token_weight, found, ints, floats
+            static_successors, static_codes, (last, _TOKEN), by_code, token_weight, found, ints, floats
         )
     if level < LAST_LOGITS_DEPTH and weights[_LAST_TOTALS + level] > 0.0:
         row = find_pair(recycled, tail[2], tail[1])
         if row != NO_ROW:
             weight *= weights[_LAST_TOTALS + level]
             total += weight
-            found = _add_last_logits(
-                successors[row], codes[row], tail[0], by_code[_LAST_LOGITS], weight, found, ints, floats
-            )
+            found = _add_last_logits(successors, codes, (row, tail[0]), by_code, weight, found, ints, floats)
     return found, total
 
 
@@ -154,15 +152,17 @@ def add_successor_votes(
 def _add_row(
     successors: Ints,
     codes: ByteArray,
+    at: tuple[int, int],
     by_code: FloatArray,
     weight: float,
     found: int,
     ints: IntArray,
     floats: FloatArray,
 ) -> int:
-    """Add the votes of a row; returns the number of candidates."""
+    """Add the votes of a row; returns the number of candidates. `at` has the row, and that of `by_code`."""
+    row, kind = at  # slices of the arrays would cost more than the votes
     for i in range(NUM_SUCCESSORS):
-        found = _vote(successors[i], weight * by_code[codes[i]], found, ints, floats)
+        found = _vote(successors[row, i], weight * by_code[kind, codes[row, i]], found, ints, floats)
     return found
 
 
@@ -170,7 +170,7 @@ def _add_row(
 def _add_last_logits(
     successors: Ints,
     codes: ByteArray,
-    taken: int,
+    at: tuple[int, int],
     by_code: FloatArray,
     weight: float,
     found: int,
@@ -178,15 +178,16 @@ def _add_last_logits(
     floats: FloatArray,
 ) -> int:
     """Add the votes of the last logits without the token that was taken; returns the number of candidates."""
+    row, taken = at
     left = 0.0
     for i in range(NUM_SUCCESSORS):
-        if successors[i] != taken:
-            left += CODED_PROBS[codes[i]]
+        if successors[row, i] != taken:
+            left += CODED_PROBS[codes[row, i]]
     shift = np.int64(np.rint(8.0 * np.log2(max(left, 0.02))))
     for i in range(NUM_SUCCESSORS):
-        if successors[i] != taken:
-            code = max(0, codes[i] + shift)
-            found = _vote(successors[i], weight * by_code[code], found, ints, floats)
+        if successors[row, i] != taken:
+            code = max(0, codes[row, i] + shift)
+            found = _vote(successors[row, i], weight * by_code[_LAST_LOGITS, code], found, ints, floats)
     return found
 
 
