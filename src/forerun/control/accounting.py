@@ -96,6 +96,12 @@ class Accounting:
             default=0,
         )
 
+    def record_matches(self, step: Step, counts: Sequence[tuple[int, int]]) -> None:
+        """Record for each class the first draft tokens that were looked up, and those that the output has."""
+        for guard, (num_lookups, num_matches) in zip(self.level(step).guards, counts, strict=True):
+            if num_lookups:
+                guard.record_matches(num_lookups, num_matches)
+
     def record_skipped(self, step: Step, num_steps: int) -> None:
         """Record steps like this one in which nothing was looked up, and which were not timed one by one."""
         (baseline,) = step.predict_seconds(self._cost, len(step.slots))

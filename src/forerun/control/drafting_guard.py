@@ -29,18 +29,40 @@ SUSPENDED_LOOKUP_INTERVAL: Final = 8
 """Steps between two lookups during a suspension, which keep the estimates current."""
 
 
+MATCH_DECAY: Final = 0.95
+"""Decay per lookup of the counts of first draft tokens that the output had."""
+
+MIN_MATCH_LOOKUPS: Final = 8.0
+CHANGE_Z: Final = 2.5
+"""Lookups during a suspension, and standard errors by which their matches must exceed those before it, to end
+the suspension.
+"""
+
+
 class DraftingGuard:
     """Suspends drafting for a class of requests while it costs more time than it saves.
 
     The test compares decayed sums of saved and spent time with their standard error. It uses no estimate of
     acceptance or cost: whatever the estimates promise, a measured loss ends drafting. A suspension lasts
-    until the time lost before it is at most `MAX_LOSS_SHARE` of all time, then drafting is tried again.
+    until the time lost before it is at most `MAX_LOSS_SHARE` of all time, then drafting is tried again. It
+    ends earlier if the text has changed: lookups go on, and the output shows whether it has their first
+    tokens, which needs no verification.
     """
 
-    __slots__ = ("_baseline", "_drafted", "_loss", "_num_steps", "_remaining", "_squares")
+    __slots__ = (
+        "_baseline",
+        "_drafted",
+        "_loss",
+        "_matches",
+        "_matches_before",
+        "_num_steps",
+        "_remaining",
+        "_squares",
+    )
 
     def __init__(self) -> None:
         self._remaining = 0
+        self._matches = self._matches_before = (0.0, 0.0)  # first draft tokens, and those in the output
         self._reset()
 
     def _reset(self) -> None:
@@ -80,7 +102,27 @@ class DraftingGuard:
         if self._is_losing(baseline_error):
             num_lost = self._loss * self._num_steps / self._baseline
             self._remaining = int(min(num_lost / MAX_LOSS_SHARE, MAX_SUSPENSION))
+            self._matches_before, self._matches = self._matches, (0.0, 0.0)
             self._reset()
+
+    def record_matches(self, num_lookups: int, num_matches: int) -> None:
+        """Record a step in which draft tokens were looked up for `num_lookups` requests of the class.
+
+        The output of `num_matches` of them has the first one, whether it was verified or not.
+        """
+        lookups, matches = self._matches
+        self._matches = MATCH_DECAY * lookups + num_lookups, MATCH_DECAY * matches + num_matches
+        if self._remaining and self._matches_more():
+            self._remaining = 0
+
+    def _matches_more(self) -> bool:
+        """Whether first draft tokens match significantly more often than before the suspension."""
+        (before, matched_before), (since, matched) = self._matches_before, self._matches
+        if since < MIN_MATCH_LOOKUPS or not before:
+            return False
+        pooled = (matched_before + matched) / (before + since)
+        error = sqrt(pooled * (1 - pooled) * (1 / before + 1 / since))
+        return matched / since - matched_before / before > CHANGE_Z * error
 
     def _is_losing(self, baseline_error: float) -> bool:
         if self._num_steps < MIN_STEPS or self._loss <= MAX_LOSS * self._baseline:

@@ -41,8 +41,9 @@ class SpeculativeStep:
 
     `proposals` are the drafts by drafter, `drafts` the ones to verify. `verdicts` is None, and `num_verified`
     0, where the engine has not verified the draft. `outcomes` has, by drafter, the verified part of its own
-    draft and the verdict on that part. `wants_logits` are the requests, by index, whose drafters learn from
-    the target's logits.
+    draft and the verdict on that part. `first_tokens` are those of the drafts before any was left out, -1 for
+    none and for sampled ones. `wants_logits` are the requests, by index, whose drafters learn from the
+    target's logits.
     """
 
     control: Step
@@ -52,6 +53,7 @@ class SpeculativeStep:
     verdicts: list[Verdict | None] = field(init=False)
     num_verified: list[int] = field(init=False)
     outcomes: list[dict[str, tuple[Draft, Verdict]]] = field(init=False)
+    first_tokens: list[int] = field(default_factory=list)
     wants_logits: frozenset[int] = frozenset()
     _indices: dict[str, int] = field(init=False)
 
@@ -103,6 +105,28 @@ class SpeculativeStep:
                 part, verdict = outcomes[drafter]
                 lengths[index], num_accepted[index] = part.depth, len(verdict.accepted)
         return lengths, num_accepted
+
+    def keep_first_tokens(self) -> None:
+        """Keep the first tokens of the drafts, before the controller leaves any out."""
+        self.first_tokens = [
+            int(draft.tokens[0]) if len(draft) and not draft.sampled[0] else -1 for draft in self.drafts
+        ]
+
+    def first_token_matches(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Per class, sampled requests first: first draft tokens that were looked up, whether they were
+        verified or not, and how many of them the output has.
+        """
+        counts = [[0, 0], [0, 0]]
+        for index, token in enumerate(self.first_tokens):
+            verdict = self.verdicts[index]
+            if token >= 0 and verdict is not None:
+                draft, accepted = self.drafts[index], verdict.accepted
+                emitted = int(draft.tokens[accepted[0]]) if accepted else verdict.next_token
+                own = counts[self.requests[index].greedy]
+                own[0] += 1
+                own[1] += emitted == token
+        (first, second), (third, fourth) = counts
+        return (first, second), (third, fourth)
 
     def outcome_masks(self) -> tuple[BoolArray, BoolArray]:
         """Masks over the draft tokens of all requests: the accepted ones, and the verified ones."""

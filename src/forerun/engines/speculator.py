@@ -187,6 +187,7 @@ class Speculator:
         """Truncate every draft to the tokens that the controller chooses."""
         began = time.perf_counter()
         if any(map(len, step.drafts)):
+            step.keep_first_tokens()
             keep = self.controller.choose(step.control, self.merger.candidates(step, step.drafts))
             step.drafts = select_drafts(step.drafts, keep)
         step.control.lookup_seconds += time.perf_counter() - began
@@ -236,6 +237,8 @@ class Speculator:
                 source = planned_source(name)
                 self.controller.record_accepted(step.control, source, lengths, num_accepted)
         accepted, verified = step.outcome_masks()
+        if step.first_tokens:
+            self.controller.accounting.record_matches(step.control, step.first_token_matches())
         return self.controller.record_step(step.control, accepted, seconds, verified)
 
     def num_steps_without_lookup(self, step: SpeculativeStep) -> int:

@@ -92,3 +92,48 @@ def test_relative_times_follow_the_measurements_and_ignore_a_disturbance() -> No
     assert times.standard_error < 0.05
     assert times.clip(50.0, 1.0) < 2.0
     assert times.clip(1.3, 1.0) == 1.3
+
+
+def losing(match_rate: float, random: np.random.Generator) -> DraftingGuard:
+    """A guard that has suspended drafting, of text in which first draft tokens match this often."""
+    guard = DraftingGuard()
+    while not guard.is_suspended:
+        guard.record_matches(1, int(random.random() < match_rate))
+        guard.record(1.0, 1.03 + 0.1 * random.standard_normal(), 1.0, 0.01)
+    return guard
+
+
+def num_lookups_until_resumed(guard: DraftingGuard, match_rate: float, random: np.random.Generator) -> int:
+    """Lookups of a suspension that ends early; 0 if it lasts as long as it was meant to."""
+    lookups, planned = 0, guard._remaining
+    for number in range(planned):
+        if guard.should_look_up:
+            lookups += 1
+            guard.record_matches(1, int(random.random() < match_rate))
+            if not guard.is_suspended:
+                return lookups if number < planned - 1 else 0
+        guard.record(0.0, 0.0, 1.0, 0.01)
+    return 0
+
+
+def test_a_suspension_ends_early_once_lookups_match_more_often() -> None:
+    random = np.random.default_rng(1)
+    waits = [num_lookups_until_resumed(losing(0.2, random), 0.9, random) for _ in range(200)]
+    assert np.mean([wait > 0 for wait in waits]) > 0.8
+    assert np.median([wait for wait in waits if wait]) <= 16
+
+
+def test_a_suspension_of_unchanged_text_hardly_ever_ends_early() -> None:
+    random = np.random.default_rng(2)
+    for rate in (0.1, 0.3, 0.6):
+        ended = [num_lookups_until_resumed(losing(rate, random), rate, random) > 0 for _ in range(200)]
+        assert np.mean(ended) < 0.1
+
+
+def test_a_suspension_without_lookups_before_it_lasts() -> None:
+    guard = DraftingGuard()
+    while not guard.is_suspended:
+        guard.record(0.0, 0.1, 1.0, 0.01)
+    for _ in range(30):
+        guard.record_matches(1, 1)
+    assert guard.is_suspended

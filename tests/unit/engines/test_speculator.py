@@ -163,6 +163,25 @@ def test_a_single_drafter_learns_the_same_whether_or_not_another_one_had_nothing
     assert bool(learnt[0]) == bool(num_verified)
 
 
+@pytest.mark.parametrize(("token", "resumes"), [(4, True), (5, False)])
+def test_a_suspended_class_resumes_once_the_output_has_what_was_looked_up(token: int, resumes: bool) -> None:
+    chains = Scripted(*[[4, 6]] * 200)
+    speculator = Speculator({"a": chains}, CHEAP_ROWS, DraftFormat(VOCAB), counters=DrafterTotals())
+    step = speculator.draft([request()], rows=1)
+    guard = speculator.controller.accounting.level(step.control).guards[1]
+    guard._remaining, guard._matches_before = 400, (10.0, 2.0)
+    num_steps = 0
+    while guard.is_suspended and num_steps < 200:
+        step = speculator.draft([request()], rows=1)
+        speculator.choose(step)
+        assert not len(step.drafts[0]), "suspended"
+        speculator.observe(step, "r", Verdict((), token))
+        speculator.close(step, 0.02)
+        num_steps += 1
+    assert guard.is_suspended != resumes
+    assert chains.num_proposals < 40, "few lookups"
+
+
 def test_the_verdict_on_a_request_that_ended_since_is_ignored() -> None:
     drafter = Scripted([5, 6])
     speculator = make_speculator(trees=False, only=drafter)

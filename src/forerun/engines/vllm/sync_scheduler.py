@@ -108,7 +108,7 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         num_verified: int,
         rows: TopRows | None,
     ) -> None:
-        if not len(step.drafts[index]) and rows is None:
+        if not len(step.drafts[index]) and rows is None and not step.proposals[index]:
             self.stats.record_request_step((), len(output))
             return
         step.drafts[index] = draft = with_accepted(step.drafts[index], output)
