@@ -73,9 +73,9 @@ def test_a_background_build_ends_with_its_parent(model: Path) -> None:
         from forerun.engines.local import static_table_builder
         build = static_table_builder.build_static_table
         os.sched_setscheduler = lambda *_: None  # other tests may leave no idle time
+        parent = os.getppid()
         def wait_for_the_end_of_the_parent(*args, **settings):
             print("building", flush=True)
-            parent = os.getppid()
             while os.getppid() == parent:
                 time.sleep(0.01)
             build(*args, **settings)
