@@ -26,3 +26,14 @@ def without_engine() -> Iterator[None]:
     before = loaded_engines()
     yield
     assert loaded_engines() == before, "a test that loads an engine belongs in tests/integration"
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that looks like a model's, with a cache directory of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(bytes(range(256)) * 1000)
+    return directory

@@ -19,16 +19,6 @@ def rows(last: list[int], first_successor: int) -> TopTokens:
     return TopTokens(contexts, tokens, np.tile(np.float32(2.0) ** -np.arange(1, 9), (len(last), 1)))
 
 
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text("{}")
-    (directory / "model.safetensors").write_bytes(bytes(range(256)) * 1000)
-    return directory
-
-
 def test_an_interrupted_build_knows_its_missing_rows(tmp_path: Path) -> None:
     table = StaticTable(10)
     table.add(rows([1, 4], 2))

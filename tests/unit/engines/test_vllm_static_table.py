@@ -32,16 +32,6 @@ def make_table() -> StaticTable:
     return table
 
 
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    directory = tmp_path / "model"
-    directory.mkdir()
-    (directory / "config.json").write_text("{}")
-    (directory / "model.safetensors").write_bytes(bytes(1000))
-    return directory
-
-
 def test_a_table_is_taken_once_it_is_complete_and_only_once(model: Path) -> None:
     now = 0.0
     watch = StaticTableWatch(str(model), clock=lambda: now)
