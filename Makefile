@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-invariant bench-load bench-local bench-overhead bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-invariant bench-load bench-local bench-overhead bench-prediction bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate soak build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -71,6 +71,15 @@ bench-load:
 # cell, and the record is continued. ARGS="--load closed-8,closed-32 --temperature 0 --alternations 5".
 bench-stock-load:
 	@$(RUN)/python scripts/bench_stock_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Predicted outputs against stock vLLM and against forerun without a prediction: about 20 minutes.
+bench-prediction:
+	@$(RUN)/python scripts/bench_prediction.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# A server under mixed requests of many clients with random aborts: lost requests, memory, and outputs replayed
+# without speculation. An hour.
+soak:
+	@$(RUN)/python scripts/soak.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # The recommendation of `forerun tune` against a full sweep: about an hour per prompt file.
 bench-tune:

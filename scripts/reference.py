@@ -4,8 +4,9 @@ make reference
 make reference ARGS=--check
 
 The command line comes from the typer application, the configuration from `SpeculationConfig`, the request
-options from their dataclass and the metrics from the statistics that the scheduler publishes. A page holds
-hand-written text and, between marks, the blocks that are written here.
+options from their dataclass, the metrics from the statistics that the scheduler publishes, and the checks of
+`forerun audit suite` from their catalogue. A page holds hand-written text and, between marks, the blocks that
+are written here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from forerun.audit.suite.catalogue import CHECKS
 from forerun.config import SpeculationConfig
 from forerun.engines.vllm.metric_names import GAUGES, HELP, RENAMED, RENAMED_LABELS, deprecation
 from forerun.engines.vllm.request_options import PREFIX, RequestOptions
@@ -83,7 +85,22 @@ def _metric_row(name: str, labels: Sequence[str], is_gauge: bool, text: str) -> 
     )
 
 
+def audit_suite() -> str:
+    """The checks of `forerun audit suite`, with the public reports that they come from."""
+    rows = [
+        (code(check.name), prose(check.claim), ", ".join(map(_report_link, check.reports)))
+        for check in CHECKS
+    ]
+    return table(("check", "what holds where it passes", "known from"), rows)
+
+
+def _report_link(name: str) -> str:
+    repository, _, number = name.partition("#")
+    return f"[{name}](https://github.com/{repository}/issues/{number})"
+
+
 BLOCKS: Final[dict[str, dict[str, Callable[[], str]]]] = {
+    "audit-suite.md": {"checks": audit_suite},
     "cli.md": {"commands": command_line},
     "configuration.md": {"configuration": configuration, "request options": request_options},
     "metrics.md": {"metrics": metrics},

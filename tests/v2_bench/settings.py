@@ -70,6 +70,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "choice": {"temperature": 1.0, "structured_outputs": {"choice": ["reading room", "red"]}, "seed": 21},
     "custom logits processor": {"temperature": 0.8, "extra_args": {"bias_after_token": 14.0}, "seed": 22},
     "thinking budget": {"temperature": 0.8, "thinking_token_budget": 9, "seed": 23},
+    "prediction": {
+        "temperature": 0.5,
+        "extra_args": {"forerun_prediction": [5, 6, 7, 8] * 6 + [50, 51] * 4},
+        "seed": 25,
+    },
     "two outputs": {"temperature": 0.9, "n": 2, "seed": 24},
 }
 """Settings by name; requests run to `max_tokens` unless they say otherwise."""

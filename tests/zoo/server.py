@@ -52,7 +52,7 @@ class ZooServer:
         )
         prompt = body["prompt"] if isinstance(body["prompt"], list) else [ord(x) % 16 for x in body["prompt"]]
         noise = np.random.default_rng([self.seed, number])
-        choices = [self._choice(body, prompt, sampling, noise) for _ in range(body["n"])]
+        choices = [self._choice(body, prompt, sampling, noise) for _ in range(body.get("n", 1))]
         return {"choices": choices, "prompt_token_ids": prompt}
 
     def _choice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from forerun.audit.figures import draw_evidence, draw_frequencies, draw_gaps
 from forerun.audit.report import AuditReport
 from forerun.audit.report_format import format_cell, summary_lines
 from forerun.rendering.html_page import (
+    collapsed,
     element,
     json_block,
     table,
@@ -25,7 +27,9 @@ body { max-width: 62rem }
 .verdict { padding: .8rem 1rem; border-left: .4rem solid; background: var(--panel); font-size: 1.1rem }
 .code0 { border-color: var(--green) } .code1 { border-color: var(--red) }
 .code2 { border-color: var(--orange) }
-td.difference { color: var(--red); font-weight: bold }
+td.difference { color: var(--red); font-weight: bold } td.good { color: var(--green) }
+td.text { white-space: normal; text-align: left; min-width: 18rem }
+td a { color: inherit }
 """
 
 
@@ -40,6 +44,7 @@ def write_page(report: AuditReport, file: Path) -> None:
         *_figures(report),
         text_element("h2", "Results"),
         _table(report),
+        *_evidence(report),
         text_element("h2", "Configuration"),
         json_block({"question": report.question, "provenance": report.as_json()["provenance"]}),
     ]
@@ -66,9 +71,31 @@ def _table(report: AuditReport) -> str:
 
 
 def _row(row: dict[str, Any], keys: list[str]) -> str:
-    differs = row.get("finding") == "difference"
-    cells = [
-        text_element("td", format_cell(row.get(key)), "difference" if differs and key == "finding" else "")
-        for key in keys
-    ]
-    return element("tr", "".join(cells))
+    return element("tr", "".join(_cell(key, row) for key in keys))
+
+
+def _cell(key: str, row: dict[str, Any]) -> str:
+    """A cell; public reports are links."""
+    if key == "reports":
+        return element("td", ", ".join(map(_report_link, row[key].split(", "))))
+    text = format_cell(row.get(key))
+    css_class = ""
+    if key == "finding":
+        css_class = {"difference": "difference", "fail": "difference", "pass": "good"}.get(text, "")
+    return text_element("td", text, f"{css_class} text" if key == "reason" else css_class)
+
+
+def _report_link(name: str) -> str:
+    """A link to a report named `owner/repository#number`."""
+    repository, _, number = name.partition("#")
+    address = f"https://github.com/{escape(repository)}/issues/{escape(number)}"
+    return f'<a href="{address}">{escape(name)}</a>'
+
+
+def _evidence(report: AuditReport) -> Iterator[str]:
+    """The outputs behind the findings of a suite, collapsed."""
+    rows = [row for row in report.rows if row.get("evidence")]
+    if rows:
+        yield text_element("h2", "Evidence")
+    for row in rows:
+        yield collapsed(f"{row['name']}: {row['finding']}", json_block(row["evidence"]))

@@ -116,6 +116,16 @@ def generate(
             rich_help_panel=_SPECULATION,
         ),
     ] = None,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Text that the outputs are expected to repeat in large part, such as a file to edit.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
     chain: Annotated[
         bool,
         typer.Option("--chain", help="Draft chains instead of trees.", rich_help_panel=_SPECULATION),
@@ -157,6 +167,7 @@ def generate(
         "seed": seed,
         "stop": tuple(stop or ()),
         "max_draft": max_draft,
+        "prediction": None if prediction is None else prediction.read_text(encoding="utf-8"),
     }
     with report_errors():
         if trace is not None:

@@ -27,7 +27,8 @@ def load(key: str) -> StepCost | None:
     """Read a cached curve; None if there is none or it is unreadable."""
     try:
         return StepCost.from_dict(json.loads(cache_path(key).read_text(encoding="utf-8")))
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError):  # no home is a RuntimeError
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+        # no home is a RuntimeError, a damaged file any of the others
         return None
 
 

@@ -134,6 +134,8 @@ class StepCost:
         provisional = bool(values.get("provisional", False))
         prior_variance = PROVISIONAL_PRIOR_VARIANCE if provisional else CURVE_PRIOR_VARIANCE
         rows, profiled = values["rows"], values.get("profiled", bands[0])
+        if not _are_times(rows):
+            raise ValueError(f"`rows` are {rows}; expected positive numbers")
         if len(profiled) != len(rows) or not _are_times(profiled):
             raise ValueError(f"`profiled` has {len(profiled)} values; expected {len(rows)}, all positive")
         cost = cls(rows, bands.pop(0), prior_variance=prior_variance, provisional=provisional)

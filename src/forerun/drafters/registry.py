@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from forerun.config import SpeculationConfig
+from forerun.config import PREDICTION, SpeculationConfig
 from forerun.drafters.corpus import Corpus
 from forerun.drafters.ngram import NgramDrafter
+from forerun.drafters.predicted_output import PredictionDrafter
 from forerun.drafters.static_table_cache import load_static_table
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError
@@ -132,5 +133,6 @@ def _make_ngram(config: SpeculationConfig, *_: object) -> Drafter:
 
 DRAFTERS: Final[dict[str, DrafterFactory]] = {
     "ngram": _make_ngram,
+    PREDICTION: lambda *_: PredictionDrafter(),
     "suffix": _make_suffix,
 }

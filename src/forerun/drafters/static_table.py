@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -53,15 +54,25 @@ class StaticTable:
             np.savez(part, format=_FORMAT, successors=self.successors, codes=self.codes)
         os.replace(part.name, file)
 
+    def check(self) -> None:
+        """Raise `ValueError` unless the arrays have the form that compiled code reads without checks."""
+        empty = StaticTable(1)
+        for name in ("successors", "codes"):
+            found, expected = getattr(self, name), getattr(empty, name)
+            is_row = found.shape[1:] == expected.shape[1:] and len(found) == len(self.successors)
+            if found.dtype != expected.dtype or not is_row:
+                raise ValueError(f"{name} is {found.dtype} of shape {found.shape}")
+
     @classmethod
     def load(cls, file: Path) -> StaticTable:
         """Read a table; raises `ConfigurationError` if the file is none."""
         try:
-            with np.load(file) as arrays:
+            with file.open("rb") as opened, np.load(opened) as arrays:
                 if str(arrays["format"]) != _FORMAT:
                     raise ValueError(f"its format is {arrays['format']}")
                 table = cls(0)
                 table.successors, table.codes = arrays["successors"], arrays["codes"]
-        except (OSError, ValueError, KeyError) as error:
+            table.check()
+        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise ConfigurationError(f"{file} is not a static table ({error}); delete it") from error
         return table

@@ -111,7 +111,9 @@ class LookaheadPlanner:
         self._learn_logits()
         speculation = self.speculator.begin_ahead(requests, rows, context)
         num_rows = np.array([NOT_IN_FLIGHT if num is None else num for num in in_flight], dtype=np.int64)
-        should_draft = self.speculator.controller.should_draft(speculation.control)
+        should_draft = speculation.with_predictions(
+            self.speculator.controller.should_draft(speculation.control)
+        )
         looked_up = should_draft | (num_rows > 0)
         is_in_flight = num_rows != NOT_IN_FLIGHT
         proposals = self._look_up(requests, looked_up & is_in_flight)

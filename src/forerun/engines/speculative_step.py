@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
+from forerun.config import PREDICTION
 from forerun.control.step import Step
 from forerun.drafters.tree_merge import verdict_for, verified_part
 from forerun.engines.guarded_drafter import EMPTY_DRAFT, as_chosen
-from forerun.types import BoolArray, Draft, IntArray, RequestView, Verdict
+from forerun.types import BoolArray, Draft, IntArray, RequestView, Tokens, Verdict
 
 _NO_TOKENS: BoolArray = np.zeros(0, dtype=bool)
 
@@ -33,6 +34,21 @@ class DraftRequest:
     def name(self) -> str:
         """The request's id."""
         return self.view.id
+
+
+def drafters_of(
+    named: tuple[str, ...] | None,
+    prediction: Tokens | None,
+    drafters: Collection[str],
+    default: Sequence[str],
+) -> tuple[str, ...] | None:
+    """The drafters of a request that names some or, with None, uses the default ones of an engine.
+
+    A prediction adds its own drafter to the default ones, if the engine has it.
+    """
+    if named is None and prediction is not None and PREDICTION in drafters:
+        return (*default, PREDICTION)
+    return named
 
 
 @dataclass(slots=True)
@@ -65,6 +81,21 @@ class SpeculativeStep:
         self.num_verified = [0] * num
         self.outcomes = [{} for _ in range(num)]
         self._indices = {request.name: index for index, request in enumerate(self.requests)}
+
+    @property
+    def has_prediction(self) -> bool:
+        """Whether any request has a predicted output."""
+        return any(request.view.prediction is not None for request in self.requests)
+
+    def with_predictions(self, should_draft: BoolArray) -> BoolArray:
+        """The mask with the requests that have a predicted output.
+
+        They are looked up in every step, whatever lookups for others gain. Their matches end a suspension of
+        drafting that other requests caused.
+        """
+        if not self.has_prediction or self.control.is_baseline:
+            return should_draft
+        return should_draft | [request.view.prediction is not None for request in self.requests]
 
     def index(self, name: str) -> int | None:
         """The position of a request in this step; None if the step does not decode it."""

@@ -109,7 +109,7 @@ class Speculator:
         began = time.perf_counter()
         step = SpeculativeStep(self.controller.begin_step(self._admit(requests), rows, context), requests)
         self._register_drafters(requests)
-        should_draft = self.controller.should_draft(step.control).tolist()
+        should_draft = step.with_predictions(self.controller.should_draft(step.control)).tolist()
         names = [name for name in self._planned if name in self.drafters]
         if any(should_draft):
             names, step.wants_logits = [*self.drafters], self._logits_wanted(step, should_draft)
@@ -246,7 +246,7 @@ class Speculator:
 
         An engine that skips them calls `record_skipped`.
         """
-        if any(name in self.drafters for name in self._planned):
+        if step.has_prediction or any(name in self.drafters for name in self._planned):
             return 0
         return self.controller.num_steps_without_lookup(step.control)
 

@@ -23,7 +23,7 @@ import httpx
 from forerun.errors import ForerunError, RequestRefused, ServerFailed
 from forerun.servers.completions import Completion, Prompt, parse_response
 from forerun.servers.dialects import Dialect, detect_dialect
-from forerun.servers.streaming import StreamedAnswer, read_stream, split_lines
+from forerun.servers.streaming import StreamedAnswer, read_events, read_stream, split_lines
 from forerun.types import SamplingParams
 
 Parsed = TypeVar("Parsed")
@@ -34,7 +34,10 @@ _MAX_CONNECTIONS: Final = 256
 
 
 class Endpoint:
-    """A server at a URL, with or without /v1. Thread-safe."""
+    """A server at a URL, with or without /v1. Thread-safe.
+
+    `max_length` is the maximum number of tokens of prompt and output, if the server states it.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Endpoint:
             self.close()
             raise
         self.model = model or str(served.get("id", ""))
+        self.max_length: int | None = served.get("max_model_len")
         self.dialect = dialect or detect_dialect(str(served.get("owned_by", "")))
 
     def close(self) -> None:
@@ -102,6 +106,23 @@ class Endpoint:
         return self._send(
             "POST", "/completions", body, lambda response: parse_response(response, num_choices, max_tokens)
         )
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send any request of the API, and retry it after faults; returns the response."""
+        return self._send("POST", path, {"model": self.model, **body}, dict)
+
+    @contextlib.contextmanager
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of a streamed response. Leaving the block early aborts the request."""
+        request = {"model": self.model, **body, "stream": True}
+        try:
+            with self._client.stream("POST", self.url + path, json=request) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _refusal(f"{self.url}{path}", response)
+                yield read_events(split_lines(response.iter_bytes()))
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"{self.url} failed during a response: {type(error).__name__}") from error
 
     def chat(
         self,

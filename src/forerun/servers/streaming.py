@@ -111,7 +111,7 @@ class _PartialCompletion:
 def read_stream(lines: Iterable[str], sent: float) -> StreamedAnswer:
     """Read a completion from the lines of its stream, timing each as it arrives."""
     partial = _PartialCompletion()
-    for event in _events(lines):
+    for event in read_events(lines):
         partial.add(event, time.perf_counter() - sent)
     if not partial.ended:
         raise ServerFailed(
@@ -142,7 +142,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
         yield remainder.decode("utf-8", errors="replace")
 
 
-def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     """The events of a stream, which must end with `[DONE]`."""
     for line in lines:
         if line.startswith("data:"):

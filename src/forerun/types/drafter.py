@@ -26,6 +26,8 @@ class RequestView:
         num_prompt: Number of prompt tokens at the start of `tokens`; None if unknown.
         salt: The request's `cache_salt`. A drafter may share text only between requests with the same salt.
         sampling: The request's sampling settings.
+        prediction: The tokens that the client expects the output to repeat; None without a prediction. Never
+            shared between requests.
     """
 
     id: str
@@ -33,6 +35,7 @@ class RequestView:
     num_prompt: int | None = None
     salt: str | None = None
     sampling: SamplingParams = _DEFAULT_SAMPLING
+    prediction: Tokens | None = None
 
 
 @runtime_checkable

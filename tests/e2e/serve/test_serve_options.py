@@ -66,7 +66,7 @@ def test_invalid_options_return_400_and_leave_other_requests_alone(forerun: Serv
         assert other.result()["tokens"]
 
 
-@pytest.mark.parametrize("example", ["query", "per_request"])
+@pytest.mark.parametrize("example", ["query", "per_request", "edit_with_prediction", "tenants"])
 def test_examples_that_query_a_server(forerun: Server, example: str) -> None:
     script = ROOT / "examples" / "serving" / f"{example}.py"
     printed = subprocess.run([sys.executable, script, forerun.v1], capture_output=True, text=True, check=True)

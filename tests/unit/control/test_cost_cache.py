@@ -52,6 +52,16 @@ def test_an_unreadable_profiled_curve_is_a_miss(cache: Path, profiled: str) -> N
     assert cost_cache.load("curve") is None
 
 
+@pytest.mark.parametrize(
+    "curve",
+    ['{"rows": [1.0, 2.0], "bands": []}', '{"rows": [1.0, -2.0], "bands": {"0": [1.0, 1.5]}}', "[]", "7"],
+)
+def test_a_curve_of_another_form_is_a_miss(cache: Path, curve: str) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text(curve)
+    assert cost_cache.load("curve") is None
+
+
 @pytest.mark.parametrize("provisional", [False, True])
 def test_saving_a_corrected_curve_keeps_its_mark(cache: Path, provisional: bool) -> None:
     cost_cache.save("curve", StepCost((1, 2, 4), (1.0, 1.5, 2.0), provisional=provisional))

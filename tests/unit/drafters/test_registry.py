@@ -39,7 +39,7 @@ def test_the_configured_drafter_is_made(tmp_path: Path) -> None:
     [
         (
             SpeculationConfig(drafters=("sufix",)),
-            "'sufix'.*auto, grammar, model, ngram, suffix",
+            "'sufix'.*auto, grammar, model, ngram, prediction, suffix",
         ),
         (SpeculationConfig(drafters=("grammar",)), "grammar.*engine"),
         (SpeculationConfig(drafters=("no.such:Thing",)), "cannot be imported: No module named 'no'"),
@@ -56,7 +56,7 @@ def test_invalid_configurations_are_rejected(config: SpeculationConfig, message:
 
 def test_every_named_drafter_is_made() -> None:
     made = make_drafters(SpeculationConfig(drafters=("auto", "forerun.drafters.ngram:NgramDrafter")))
-    assert list(made) == ["suffix", "ngram", "forerun.drafters.ngram:NgramDrafter"]
+    assert list(made) == ["suffix", "ngram", "prediction", "forerun.drafters.ngram:NgramDrafter"]
     shared = make_drafters(SpeculationConfig(share_outputs=True))
     assert isinstance(shared["suffix"], SuffixDrafter)
     assert shared["suffix"].store is not None
@@ -70,11 +70,12 @@ def test_a_request_that_names_no_drafter_uses_all_that_are_named_in_the_configur
 
 
 def test_names_are_ordered_and_unique() -> None:
-    assert SpeculationConfig().names == ("suffix", "ngram", "grammar")
+    assert SpeculationConfig().names == ("suffix", "ngram", "grammar", "prediction")
     assert SpeculationConfig(drafters=("ngram", "auto"), draft_model="small").names == (
         "ngram",
         "suffix",
         "grammar",
+        "prediction",
         "model",
     )
     with pytest.raises(ConfigurationError, match="draft_model"):

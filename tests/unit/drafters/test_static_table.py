@@ -36,6 +36,23 @@ def test_a_file_that_is_no_table_is_an_error(tmp_path: Path) -> None:
         StaticTable.load(tmp_path / "table.npz")
 
 
+@pytest.mark.parametrize("damage", ["truncated", "shape", "dtype", "pickled"])
+def test_a_damaged_or_crafted_table_is_an_error(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "table.npz"
+    table = StaticTable(4)
+    if damage == "shape":
+        table.codes = table.codes[:1, :1]
+    if damage == "dtype":
+        table.successors = table.successors.astype(np.int64)
+    if damage == "pickled":
+        table.codes = np.array([object()], dtype=object)
+    table.save(file)
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(ConfigurationError, match="is not a static table"):
+        StaticTable.load(file)
+
+
 def test_a_model_is_found_by_the_content_of_its_files(model: Path) -> None:
     assert load_static_table(model) is None
     file = table_path(model)

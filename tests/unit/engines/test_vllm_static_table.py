@@ -48,6 +48,18 @@ def test_a_table_is_taken_once_it_is_complete_and_only_once(model: Path) -> None
     assert watch.take() is None
 
 
+def test_a_server_drafts_without_an_unreadable_table(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = table_path(model)
+    assert file is not None
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"PK\x03\x04 no table")
+    watch = StaticTableWatch(str(model), clock=lambda: 0.0)
+    with caplog.at_level("WARNING"):
+        assert watch.take() is None
+    assert "is not a static table" in caplog.text
+    assert watch.take() is None, "it is not read again"
+
+
 def test_drafters_use_a_table_from_the_next_proposal_on() -> None:
     chains = make_chain_drafter(make_config(), DrafterTotals())
     views = [RequestView("r", [9])]

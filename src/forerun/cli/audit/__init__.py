@@ -9,6 +9,7 @@ from forerun.cli.audit.greedy import greedy
 from forerun.cli.audit.options import RENAMED
 from forerun.cli.audit.sampled import sampled
 from forerun.cli.audit.seeded import seeded
+from forerun.cli.audit.suite import suite
 from forerun.cli.console import renamed_options
 
 audit = typer.Typer(
@@ -16,5 +17,5 @@ audit = typer.Typer(
     " difference. 2: no verdict, also after Ctrl-C.",
     no_args_is_help=True,
 )
-for command in (exact, greedy, seeded, sampled):
+for command in (exact, suite, greedy, seeded, sampled):
     audit.command(cls=renamed_options(RENAMED))(command)

@@ -98,8 +98,9 @@ def _cell(key: str, value: Any) -> str:
 
     if key != "finding":
         return escape(format_cell(value))
-    good = value in {"same", "near-tie", "equal", "bounded", "agrees", "caught"}
-    colour = "green" if good else "bold red" if value == "difference" or "NOT" in value else "yellow"
+    good = value in {"same", "near-tie", "equal", "bounded", "agrees", "caught", "pass"}
+    bad = value in {"difference", "fail"} or "NOT" in value
+    colour = "green" if good else "bold red" if bad else "yellow"
     return f"[{colour}]{value}[/]"
 
 

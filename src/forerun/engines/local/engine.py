@@ -27,7 +27,7 @@ from forerun.engines.local.startup import log_compilation
 from forerun.engines.local.step_profiler import load_or_profile_cost
 from forerun.engines.local.stop_checker import StopChecker
 from forerun.engines.local.verification import verify_requests
-from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
+from forerun.engines.speculative_step import DraftRequest, SpeculativeStep, drafters_of
 from forerun.engines.speculator import Speculator
 from forerun.engines.top_token_rows import top_tokens_of
 from forerun.errors import ForerunError, InvalidRequest
@@ -181,18 +181,18 @@ class Engine:
         return step
 
     def _draft_request(self, running: RunningRequest) -> DraftRequest:
-        request = running.request
-        max_tokens = self._max_draft_tokens(running)
-        return DraftRequest(running.view, max_tokens, request.drafters, request.sampling.greedy)
+        request, speculator = running.request, self.speculator
+        named = (request.drafters, request.prediction)
+        drafters = drafters_of(*named, speculator.drafters, speculator.default_drafters)
+        return DraftRequest(running.view, self._max_draft_tokens(running), drafters, request.sampling.greedy)
 
     def _max_draft_tokens(self, running: RunningRequest) -> int:
         """A request's draft budget: within its limits and its slot, and zero before its last token."""
         if running.stop_checker.num_remaining == 1:
             return 0
-        max_draft = self.config.max_draft
-        if running.request.max_draft is not None:
-            max_draft = min(max_draft, running.request.max_draft)
-        return min(max_draft, self.target.max_length - len(running.tokens))
+        room = self.target.max_length - len(running.tokens)
+        limits = (running.request.max_draft, self.config.max_draft, room)
+        return min(limit for limit in limits if limit is not None)
 
     def _forward(
         self, prefilling: Sequence[Prefill], decoding: Sequence[RunningRequest], drafts: Sequence[Draft]

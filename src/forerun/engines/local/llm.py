@@ -145,7 +145,8 @@ class LLM:
         """Generate outputs: one result for one text, a list of results for a list of prompts.
 
         `settings` are those of `SamplingParams` (temperature, seed, top_p, ...) and of `Request` (max_tokens,
-        stop, max_draft, ...); temperature is 0 unless given. In a list, an invalid prompt fails alone; its
+        stop, max_draft, ...); temperature is 0 unless given. `prediction` is text, or a list of token ids,
+        that the outputs are expected to repeat in large part. In a list, an invalid prompt fails alone; its
         result has the error.
         """
         if isinstance(prompts, str):
@@ -166,6 +167,8 @@ class LLM:
         """Generate outputs and yield every step's updates; ids are numbers in the order of the prompts."""
         if self.engine.num_unfinished:
             raise InvalidRequest("this LLM has an unfinished stream; exhaust or close it first")
+        if settings.get("prediction") is not None:
+            settings["prediction"] = _encode_prediction(self.tokenizer, settings["prediction"])
         make_request = request_factory({"temperature": 0.0, **settings})
         names: list[str] = []
         try:
@@ -253,6 +256,15 @@ def _encode(tokenizer: Any, prompt: PromptLike) -> list[int]:
         raise
     except Exception as error:  # a chat template may raise anything
         raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
+
+
+def _encode_prediction(tokenizer: Any, prediction: str | Sequence[int]) -> tuple[int, ...]:
+    """The token ids of a predicted output, without special tokens."""
+    if not isinstance(prediction, str):
+        return tuple(prediction)
+    if tokenizer is None:
+        raise InvalidRequest("a predicted text needs a tokenizer, and the model has none: pass tokenizer=")
+    return tuple(tokenizer(prediction, add_special_tokens=False)["input_ids"])
 
 
 def _tokenizer(model: str | Path) -> Any:

@@ -19,7 +19,8 @@ class Request:
     `stop` are texts and token ids that end the output; end-of-sequence tokens do too unless `ignore_end`.
     `drafters` draft together, by default all of the engine's; `max_draft` 0 is non-speculative decoding.
     `salt`: outputs are shared, where sharing is enabled, only between requests with the same salt.
-    `invariant` is an error unless the engine runs in invariant mode.
+    `prediction` are tokens that the output is expected to repeat in large part. `invariant` is an error
+    unless the engine runs in invariant mode.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Request:
     drafters: tuple[str, ...] | None = None
     lenience: float | None = None
     salt: str | None = None
+    prediction: tuple[int, ...] | None = None
     invariant: bool = False
 
     def __post_init__(self) -> None:

@@ -16,11 +16,12 @@ def check_request(request: Request, target: Runner, *, has_tokenizer: bool) -> N
             f"the prompt has {len(request.prompt)} tokens; prompt and output must fit in"
             f" {target.max_length}: {_length_remedy(target)}"
         )
-    unknown = [token for token in request.prompt if not 0 <= token < target.vocab_size]
-    if unknown:
-        raise InvalidRequest(
-            f"the prompt has token {unknown[0]}; the vocabulary has {target.vocab_size} tokens"
-        )
+    for what, tokens in {"prompt": request.prompt, "prediction": request.prediction or ()}.items():
+        unknown = [token for token in tokens if not 0 <= token < target.vocab_size]
+        if unknown:
+            raise InvalidRequest(
+                f"the {what} has token {unknown[0]}; the vocabulary has {target.vocab_size} tokens"
+            )
     if not has_tokenizer and any(isinstance(stop, str) for stop in request.stop):
         raise InvalidRequest(
             "a stop text needs a tokenizer, and the model has none: stop at token ids, pass tokenizer=,"

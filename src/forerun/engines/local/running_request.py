@@ -24,7 +24,12 @@ class RunningRequest:
         self.stop_checker = stop_checker
         self.tokens = list(request.prompt)
         self.view = RequestView(
-            request.id, self.tokens, len(request.prompt), request.salt, sampling=request.sampling
+            request.id,
+            self.tokens,
+            len(request.prompt),
+            request.salt,
+            sampling=request.sampling,
+            prediction=request.prediction,
         )
         self._key = secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
         self._began = time.perf_counter()

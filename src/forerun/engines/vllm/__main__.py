@@ -29,7 +29,10 @@ from forerun.engines.vllm.shared_counters import INSTANCE_VARIABLE
 
 def main() -> None:
     """Parse the command line as `vllm` does, and serve."""
-    contract.check_serve()
+    try:
+        contract.check_serve()
+    except ForerunError as error:
+        raise SystemExit(str(error)) from error
     cli_env_setup()
     parser = FlexibleArgumentParser(prog="vllm")
     command = ServeSubcommand()

@@ -105,7 +105,11 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
         if not names:
             return None
         updates = {
-            name: self.worker_updates.update(self.requests[name], self.draft_requests.drafters_of(name))
+            name: self.worker_updates.update(
+                self.requests[name],
+                self.draft_requests.drafters_of(name),
+                self.draft_requests.prediction_of(name),
+            )
             for name in names
         }
         table, self._new_table = self._new_table, None
@@ -129,7 +133,8 @@ class AsyncScheduler(SpeculativeScheduler[LookaheadStep], StockAsyncScheduler): 
         speculation = step.speculation
         name = speculation.requests[index].name
         speculation.drafts[index] = with_accepted(speculation.drafts[index], output)
-        self.planner.observe(step, view_of(self.requests[name]), output, rows)
+        view = view_of(self.requests[name], self.draft_requests.prediction_of(name))
+        self.planner.observe(step, view, output, rows)
         num_filled = len(step.filled_tokens(index))
         self.stats.record_request_step(speculation.drafts[index].source[:num_filled], len(output))
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forerun.engines.speculative_step import DraftRequest
+import numpy as np
+
+from forerun.engines.speculative_step import DraftRequest, drafters_of
 from forerun.engines.vllm.request_options import DEFAULT_OPTIONS, NO_DRAFTER, RequestOptions
-from forerun.types import RequestView
+from forerun.types import RequestView, Tokens
 from forerun.types.sampling import GREEDY_TEMPERATURE
 
 
@@ -26,12 +28,20 @@ class _Prepared:
 class DraftRequestBuilder:
     """Builds the draft requests of a batch; remembers the settings of each request until it is forgotten.
 
-    `drafters` are the names that options may use, `max_draft_tokens` is the limit of every request.
+    `drafters` are the names that options may use, `default_drafters` those of a request that names none, and
+    `max_draft_tokens` is the limit of every request.
     """
 
-    def __init__(self, scheduler: Any, drafters: Sequence[str], max_draft_tokens: int) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        drafters: Sequence[str],
+        max_draft_tokens: int,
+        default_drafters: Sequence[str] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.drafters = drafters
+        self.default_drafters = tuple(drafters if default_drafters is None else default_drafters)
         self.max_draft_tokens = max_draft_tokens
         self._prepared: dict[str, _Prepared] = {}
 
@@ -44,7 +54,8 @@ class DraftRequestBuilder:
             budget = min(share, self._max_draft(request, prepared.max_draft, num_pending))
             last = prepared.last
             if last.max_tokens != budget or last.view.num_prompt != request.num_prompt_tokens:
-                last = prepared.last = replace(last, view=view_of(request), max_tokens=budget)
+                view = view_of(request, last.view.prediction)
+                last = prepared.last = replace(last, view=view, max_tokens=budget)
             result.append(last)
         return result
 
@@ -52,6 +63,11 @@ class DraftRequestBuilder:
         """The drafters that a request names; None for the server's default ones."""
         prepared = self._prepared.get(request_id)
         return None if prepared is None else prepared.last.drafters
+
+    def prediction_of(self, request_id: str) -> Tokens | None:
+        """The tokens of a request's predicted output."""
+        prepared = self._prepared.get(request_id)
+        return None if prepared is None else prepared.last.view.prediction
 
     def forget(self, request_id: str) -> None:
         """Drop the settings of a finished request."""
@@ -68,9 +84,22 @@ class DraftRequestBuilder:
         prepared = self._prepared[request.request_id] = _Prepared(
             max_draft,
             params is not None and params.thinking_token_budget is not None,
-            DraftRequest(view_of(request), max_draft, _drafters(options), greedy, options.adaptive),
+            DraftRequest(
+                view_of(request, _prediction(options)),
+                max_draft,
+                self._drafters(options),
+                greedy,
+                options.adaptive,
+            ),
         )
         return prepared
+
+    def _drafters(self, options: RequestOptions) -> tuple[str, ...] | None:
+        """The drafters of a request, None for the default ones; a prediction adds its drafter to these."""
+        named: tuple[str, ...] | None = None
+        if options.drafter is not None:
+            named = () if options.drafter == NO_DRAFTER else (options.drafter,)
+        return drafters_of(named, _prediction(options), self.drafters, self.default_drafters)
 
     def _max_draft_per_request(self, every: Sequence[_Prepared]) -> int:
         """An equal share of the step's token budget, so that every request is scheduled.
@@ -94,13 +123,14 @@ class DraftRequestBuilder:
         return max(0, min(until_full - 1, until_done - 1, limit))
 
 
-def view_of(request: Any) -> RequestView:
+def view_of(request: Any, prediction: Tokens | None = None) -> RequestView:
     """A request of vLLM as drafters see it."""
     return RequestView(
         request.request_id,
         request.all_token_ids,
         num_prompt=request.num_prompt_tokens,
         salt=request.cache_salt,
+        prediction=prediction,
     )
 
 
@@ -109,8 +139,8 @@ def is_decoding(request: Any) -> bool:
     return bool(not request.is_prefill_chunk and request.num_computed_tokens >= request.num_tokens - 1)
 
 
-def _drafters(options: RequestOptions) -> tuple[str, ...] | None:
-    """The drafters that a request names; None for the server's default ones."""
-    if options.drafter is None:
+def _prediction(options: RequestOptions) -> Tokens | None:
+    """The tokens of a predicted output; the front end has replaced its text by them."""
+    if not options.prediction or isinstance(options.prediction, str):
         return None
-    return () if options.drafter == NO_DRAFTER else (options.drafter,)
+    return np.array(options.prediction, dtype=np.int32)

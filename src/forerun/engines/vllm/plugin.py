@@ -1,7 +1,8 @@
 """The plug-in that vLLM loads in each of its processes, through its entry point for plug-ins.
 
 In the front end of a vLLM that runs with forerun's scheduler, it validates the speculation options of
-requests, allows min-p and logit biases with speculation, exports forerun's metrics and bounds the shutdown.
+requests, takes predicted outputs, allows min-p and logit biases with speculation, exports forerun's metrics
+and bounds the shutdown.
 In other processes the patched functions behave as before.
 """
 
@@ -22,6 +23,7 @@ from forerun.engines.vllm import contract
 from forerun.engines.vllm.draft_vocabulary import check_draft_model
 from forerun.engines.vllm.launch import SCHEDULER, speculation_config
 from forerun.engines.vllm.metrics import SpecDecodeCollector
+from forerun.engines.vllm.predicted_output import patch_process_inputs, patch_serving
 from forerun.engines.vllm.request_options import RequestOptions
 from forerun.engines.vllm.runner_log import log_runner, logger
 from forerun.engines.vllm.shutdown import bound_shutdown
@@ -40,9 +42,15 @@ def register() -> None:
 
 @cache
 def _patch_input_processor() -> None:
-    """Patch it once, however often it is called."""
+    """Patch it once, however often it is called; a vLLM of another version stays as it is.
+
+    forerun's scheduler reports the difference if it is configured there.
+    """
+    if not all(hasattr(InputProcessor, name) for name in ("_validate_params", "process_inputs")):
+        return
     InputProcessor.__init__ = _patch_init(InputProcessor.__init__)
     InputProcessor._validate_params = _patch_validate(InputProcessor._validate_params)
+    InputProcessor.process_inputs = patch_process_inputs(InputProcessor.process_inputs)
 
 
 def _uses_our_scheduler(vllm_config: Any) -> bool:
@@ -71,6 +79,8 @@ def _patch_init(stock: Any) -> Any:
             self._forerun_invariant = bool(speculation_config(vllm_config).invariant)
             self._forerun_drafters = speculation_config(vllm_config).names
             self.speculative_config = None
+            contract.check_predicted_output()
+            patch_serving()
             bound_shutdown()
             _export_metrics(vllm_config.instance_id)
 

@@ -1,4 +1,4 @@
-"""Speculation options of a request, in `vllm_xargs`: maximum draft length, drafter and lenience.
+"""Speculation options of a request, in `vllm_xargs`: draft length, drafter, prediction and lenience.
 
     {"vllm_xargs": {"forerun_max_draft": 4, "forerun_drafter": "ngram", "forerun_lenience": 0.9}}
 
@@ -17,6 +17,9 @@ from forerun.engines.vllm.runner_choice import Runner
 from forerun.errors import InvalidRequest, did_you_mean
 
 PREFIX: Final = "forerun_"
+PREDICTION_OPTION: Final = "forerun_prediction"
+"""A text, which the front end replaces by its token ids."""
+
 NO_DRAFTER: Final = "none"
 """The drafter name that disables speculation."""
 
@@ -65,6 +68,15 @@ class RequestOptions:
         metadata={
             "values": "0 or 1",
             "help": "1 is an error unless the server runs in invariant mode.",
+        },
+    )
+
+    prediction: str | tuple[int, ...] | None = field(
+        default=None,
+        metadata={
+            "values": "text",
+            "help": "Text that the output is expected to repeat in large part. Chat completions take it from"
+            " OpenAI's parameter `prediction`.",
         },
     )
 
@@ -137,6 +149,14 @@ def _lenience(value: Any) -> float:
     raise InvalidRequest(f"forerun_lenience is {value!r}; it must be more than 0 and at most 1")
 
 
+def _prediction(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(each, int) and 0 <= each < 2**31 for each in value):
+        return tuple(value)
+    raise InvalidRequest(f"{PREDICTION_OPTION} is a {type(value).__name__}; it must be text")
+
+
 def _zero_or_one(name: str) -> Callable[[Any], bool]:
     def parse(value: Any) -> bool:
         if value in (0, 1):
@@ -152,4 +172,5 @@ _PARSERS: Final[dict[str, Callable[[Any], Any]]] = {
     "forerun_lenience": _lenience,
     "forerun_adaptive": _zero_or_one("forerun_adaptive"),
     "forerun_invariant": _zero_or_one("forerun_invariant"),
+    PREDICTION_OPTION: _prediction,
 }

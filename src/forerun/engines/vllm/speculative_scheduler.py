@@ -19,6 +19,7 @@ from forerun.engines.top_token_rows import TopRows
 from forerun.engines.vllm import contract, step_profiler
 from forerun.engines.vllm.draft_model_planner import DraftModelPlanner
 from forerun.engines.vllm.draft_requests import DraftRequestBuilder, is_decoding
+from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.speculation import (
     make_speculator,
     make_stats,
@@ -65,7 +66,10 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
         self.speculator = self._make_speculator(cost)
         self.static_table = StaticTableWatch(self.vllm_config.model_config.model)
         self.draft_requests = DraftRequestBuilder(
-            self, self.stats.drafters, max_draft_tokens(self.vllm_config)
+            self,
+            self.stats.drafters,
+            max_draft_tokens(self.vllm_config),
+            speculation_config(self.vllm_config).default_names,
         )
         has_draft_model = MODEL in self.stats.drafters
         self.draft_model = (

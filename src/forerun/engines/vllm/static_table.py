@@ -18,6 +18,7 @@ from forerun.drafters.suffix import SuffixDrafter
 from forerun.engines.guarded_drafter import GuardedDrafter
 from forerun.engines.vllm.runner_choice import is_cpu_platform
 from forerun.engines.vllm.stats import logger
+from forerun.errors import ConfigurationError
 
 CHECK_SECONDS: Final = 10.0
 """Time between two checks whether the table is complete."""
@@ -43,7 +44,12 @@ class StaticTableWatch:
         self._next_check = now + CHECK_SECONDS
         if not self._file.exists():
             return None
-        table, self._file = load_static_table(self.model), None
+        self._file = None
+        try:
+            table = load_static_table(self.model)
+        except ConfigurationError as error:
+            logger.warning("Static table: %s; drafting without it", error)
+            return None
         if table is not None:
             logger.info("Static table: drafting with the likeliest successors of %d tokens", len(table))
         return table

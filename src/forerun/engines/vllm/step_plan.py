@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from forerun.drafters.static_table import StaticTable
+from forerun.types import Tokens
 
 PLACEHOLDER: Final = -1
 """The token id of a draft token that the worker knows or looks up, and of no output token."""
@@ -29,6 +30,7 @@ class RequestUpdate:
     num_prompt: int = 0
     salt: str | None = None
     drafters: tuple[str, ...] | None = None
+    prediction: Tokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

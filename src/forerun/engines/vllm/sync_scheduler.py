@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 from forerun.control.accounting import Goodput
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.top_token_rows import TopRows, chain_top_tokens
+from forerun.engines.vllm import draft_token_transfer
 from forerun.engines.vllm.draft_requests import is_decoding, view_of
 from forerun.engines.vllm.grammar import GRAMMAR, constrain
 from forerun.engines.vllm.lookup_pause import LookupPause
@@ -33,6 +34,8 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         super().__init__(*args, **kwargs)
         self.lookup_pause = LookupPause(self.speculator)
         self._decoding: list[Any] = []
+        if self.draft_model is None and not self.use_v2_model_runner:
+            draft_token_transfer.leave_out(self.vllm_config)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Draft, then schedule as vLLM does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.engines.vllm.step_plan import RequestUpdate
+from forerun.types import Tokens
 
 
 class WorkerUpdates:
@@ -19,14 +20,23 @@ class WorkerUpdates:
         self._num_sent: dict[str, int] = {}
         self._finished: dict[str, RequestUpdate] = {}
 
-    def update(self, request: Any, drafters: tuple[str, ...] | None) -> RequestUpdate:
-        """The tokens of a request that the worker lacks."""
+    def update(
+        self, request: Any, drafters: tuple[str, ...] | None, prediction: Tokens | None = None
+    ) -> RequestUpdate:
+        """The tokens of a request that the worker lacks; its prediction is sent with the first of them."""
         name, tokens = request.request_id, request.all_token_ids
         start = self._num_sent.get(name, 0)
         if start > len(tokens):  # a streaming session has replaced its tokens
             start = 0
         self._num_sent[name] = len(tokens)
-        return RequestUpdate(start, tokens[start:], request.num_prompt_tokens, request.cache_salt, drafters)
+        return RequestUpdate(
+            start,
+            tokens[start:],
+            request.num_prompt_tokens,
+            request.cache_salt,
+            drafters,
+            None if start else prediction,
+        )
 
     def finish(self, request: Any, drafters: tuple[str, ...] | None) -> None:
         """Send the end of a request with the next plan."""

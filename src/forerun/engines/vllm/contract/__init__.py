@@ -21,6 +21,7 @@ from torch.nn import Module
 
 from forerun.engines.vllm.contract import checks, v1_runner, v2_runner
 from forerun.engines.vllm.contract.invariant_mode import INVARIANT
+from forerun.engines.vllm.contract.predicted_output import PREDICTED_OUTPUT
 from forerun.engines.vllm.contract.private_names import (
     CONFIG,
     CONFIG_OBJECTS,
@@ -64,7 +65,7 @@ V2: Final = (V2_SCHEDULER, V2_RUNNER, V2_DRAFT_MODEL)
 ENGINE: Final = (*COMMON, *V1, *V2)
 """The names that an engine uses. Without an engine those of both runners are checked."""
 
-EVERY: Final = (*ENGINE, SERVE)
+EVERY: Final = (*ENGINE, PREDICTED_OUTPUT, SERVE)
 
 
 def check(groups: Sequence[PrivateNames] = ENGINE) -> None:
@@ -78,6 +79,11 @@ def check(groups: Sequence[PrivateNames] = ENGINE) -> None:
 def check_serve() -> None:
     """Check the names that the command line of a server uses."""
     check((SERVE,))
+
+
+def check_predicted_output() -> None:
+    """Check the names that predicted outputs use in the front end of a server."""
+    check((PREDICTED_OUTPUT,))
 
 
 def check_config(vllm_config: Any) -> None:

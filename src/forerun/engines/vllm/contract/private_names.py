@@ -39,6 +39,12 @@ FRONT_END: Final = PrivateNames(
         "vllm.exceptions.VLLMValidationError.__init__": ("self", "message", "*", "parameter"),
         "vllm.v1.engine.input_processor.InputProcessor.__init__": ("self", "vllm_config"),
         "vllm.v1.engine.input_processor.InputProcessor._validate_params": ("self", "params"),
+        "vllm.v1.engine.input_processor.InputProcessor.process_inputs": (
+            "self",
+            "request_id",
+            "prompt",
+            "params",
+        ),
         "llvmlite.binding.ffi._lib_wrapper.__getattr__": ("self", "name"),
         "prometheus_client.core.CounterMetricFamily.__init__": (
             "self",
@@ -56,7 +62,14 @@ FRONT_END: Final = PrivateNames(
         "uvicorn.Config.__init__": ("self", "*", "timeout_graceful_shutdown"),
     },
     paths=("prometheus_client.REGISTRY",),
-    live={"vllm.v1.engine.input_processor.InputProcessor": ("speculative_config",)},
+    live={
+        "vllm.v1.engine.input_processor.InputProcessor": (
+            "model_config",
+            "process_inputs_async",
+            "speculative_config",
+            "tokenizer",
+        )
+    },
     added={
         "vllm.v1.engine.input_processor.InputProcessor": (
             "_forerun_drafters",
@@ -145,6 +158,9 @@ SCHEDULER: Final = PrivateNames(
         ),
         "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": ("self", "draft_token_ids"),
         "vllm.v1.core.sched.scheduler.Scheduler._free_request": ("self", "request"),
+        "vllm.v1.executor.abstract.Executor.take_draft_token_ids": ("self",),
+        "vllm.v1.executor.multiproc_executor.MultiprocExecutor.take_draft_token_ids": ("self",),
+        "vllm.v1.executor.uniproc_executor.UniProcExecutor.take_draft_token_ids": ("self",),
         "vllm.v1.structured_output.StructuredOutputManager.validate_tokens": (
             "self",
             "request",
@@ -182,7 +198,10 @@ SCHEDULER: Final = PrivateNames(
         ),
         "vllm.v1.structured_output.StructuredOutputManager": ("enable_in_reasoning", "reasoner_cls"),
     },
-    assigned={"vllm.v1.structured_output.StructuredOutputManager": ("tokenizer",)},  # not without a tokenizer
+    assigned={
+        "vllm.v1.executor.abstract.Executor": ("vllm_config",),
+        "vllm.v1.structured_output.StructuredOutputManager": ("tokenizer",),  # not without a tokenizer
+    },
     added={
         "vllm.v1.core.sched.output.SchedulerOutput": ("forerun_plan",),
         "vllm.v1.outputs.DraftTokenIds": ("seconds",),

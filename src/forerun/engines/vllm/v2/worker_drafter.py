@@ -142,6 +142,7 @@ class MirroredRequest:
         self.num_prompt = update.num_prompt
         self.salt = update.salt
         self.drafters = update.drafters
+        self.prediction = update.prediction
 
     def update(self, start: int, tokens: Sequence[int]) -> bool:
         """Set the tokens from `start` on to those of the scheduler; returns whether the known ones agree."""
@@ -151,4 +152,6 @@ class MirroredRequest:
 
     def view(self, name: str) -> RequestView:
         """The request as drafters see it."""
-        return RequestView(name, self.tokens, num_prompt=self.num_prompt, salt=self.salt)
+        return RequestView(
+            name, self.tokens, num_prompt=self.num_prompt, salt=self.salt, prediction=self.prediction
+        )

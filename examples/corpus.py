@@ -1,0 +1,25 @@
+"""Drafting from documents: answers that quote a corpus are drafted from it.
+
+python examples/corpus.py MODEL_DIRECTORY docs/*.md
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from forerun import LLM, SpeculationConfig
+
+model, *documents = sys.argv[1:]
+with tempfile.TemporaryDirectory() as folder:
+    corpus = Path(folder) / "documents.corpus"
+    build = ["forerun", "corpus", "build", *documents, "--tokenizer", model, "--output", str(corpus)]
+    subprocess.run([sys.executable, "-m", *build], check=True)  # noqa: S603
+    llm = LLM(model, config=SpeculationConfig(corpora=(corpus,)))
+    quoted = " ".join(Path(documents[0]).read_text(encoding="utf-8").split()[:40])
+    prompt = f"Continue the document word by word.\n\n{quoted}"
+    result = llm.generate(prompt, max_tokens=48)
+    baseline = llm.generate(prompt, max_tokens=48, max_draft=0)
+    print(result.text)
+    print(f"{result.stats.tokens_per_step:.2f} tokens per step; identical output: ", end="")
+    print(result.token_ids == baseline.token_ids)
