@@ -47,10 +47,11 @@ def test_the_output_as_its_own_prediction_is_accepted(forerun: Server, expected:
     after = counts(forerun)
     assert answer.choices[0].message.content == expected
     accepted, rejected = details_of(answer.usage)
-    assert accepted >= 40
+    assert answer.usage.completion_tokens >= 16
+    assert accepted >= answer.usage.completion_tokens - 3
     assert rejected <= 3
     key = "forerun:accepted_tokens_total prediction"
-    assert after[key] - before[key] >= 30
+    assert after[key] - before[key] >= accepted // 2
 
 
 def test_counts_add_up_to_the_prediction(forerun: Server, expected: str) -> None:
@@ -73,12 +74,14 @@ def test_seeded_output_is_that_of_the_baseline(baseline: Server, forerun: Server
 
 def test_parts_streams_and_several_choices(forerun: Server, expected: str) -> None:
     parts = [{"type": "text", "text": expected[:20]}, {"type": "text", "text": expected[20:]}]
-    assert details_of(ask(forerun, parts).usage)[0] >= 40
+    answer = ask(forerun, parts)
+    least = answer.usage.completion_tokens - 3
+    assert details_of(answer.usage)[0] >= least
     stream = ask(forerun, expected, stream=True, stream_options={"include_usage": True})
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == expected
-    assert details_of(chunks[-1].usage)[0] >= 40
+    assert details_of(chunks[-1].usage)[0] >= least
     two = ask(forerun, expected, n=2, temperature=0.5, seed=1)
     assert len(two.choices) == 2
     assert sum(details_of(two.usage)) % 2 == 0
