@@ -31,6 +31,20 @@ def test_the_python_example_generates_identical_output(smollm2: Path) -> None:
     assert "identical output without draft tokens: True" in printed.stdout, printed.stderr[-2000:]
 
 
+def test_the_corpus_example_drafts_from_documents(smollm2: Path) -> None:
+    script = ROOT / "examples" / "local" / "corpus.py"
+    printed = subprocess.run(
+        [sys.executable, script, smollm2, ROOT / "docs" / "quickstart.md", ROOT / "docs" / "local.md"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = re.search(r"([\d.]+) tokens per step; identical output: (\w+)", printed.stdout)
+    assert found, printed.stderr[-2000:]
+    assert found[2] == "True"
+    assert float(found[1]) > 1.2
+
+
 def test_the_output_shown_in_documents_is_the_output_of_the_code(smollm2: Path) -> None:
     documents = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     blocks = (re.findall(r"```python\n(.*?)```", each.read_text(), flags=re.DOTALL) for each in documents)

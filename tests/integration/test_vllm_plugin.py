@@ -42,9 +42,7 @@ def make_processor(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(contract, "check_config", lambda _: None)
 
     def make(config: Any) -> Any:
-        processor: Any = SimpleNamespace(
-            speculative_config="speculative", model_config=None, tokenizer=None, process_inputs_async=None
-        )
+        processor: Any = SimpleNamespace(speculative_config="speculative", model_config=None, tokenizer=None)
         plugin._patch_init(lambda *_: None)(processor, config)
         return processor
 

@@ -10,6 +10,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+from pydantic import BaseModel
+
 from forerun.engines.vllm.contract import checks
 from forerun.engines.vllm.contract.private_names import PrivateNames
 from forerun.errors import UnsupportedEngine
@@ -92,11 +94,15 @@ def _is_class(path: str) -> bool:
 
 @contextmanager
 def without_field(path: str, name: str) -> Iterator[None]:
-    """Within this block, a dataclass or named tuple has no field of this name."""
+    """Within this block, a dataclass, pydantic model or named tuple has no field of this name."""
     kind = checks.find(path)
     if is_dataclass(kind):
         fields = {key: value for key, value in kind.__dataclass_fields__.items() if key != name}
         with patch.object(kind, "__dataclass_fields__", fields):
+            yield
+    elif issubclass(kind, BaseModel):
+        models = {key: value for key, value in kind.model_fields.items() if key != name}
+        with patch.object(kind, "__pydantic_fields__", models):
             yield
     else:
         with patch.object(kind, "_fields", tuple(each for each in kind._fields if each != name)):

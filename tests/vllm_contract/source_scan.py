@@ -7,6 +7,7 @@ import logging
 import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
+from inspect import BoundArguments
 from pathlib import Path
 from types import CellType
 from typing import Any, TypeGuard
@@ -28,7 +29,7 @@ SOURCE = Path(forerun.__file__).parents[1]
 _OTHER_TYPES: tuple[Any, ...] = (
     *(str, bytes, int, float, list, dict, set, frozenset, tuple, OSError, type),
     *(Path, OrderedDict, deque, logging.Logger, CellType, re.Pattern, np.ndarray, torch.Tensor),
-    *(torch.cuda, torch.Event, torch.Generator, BaseModel),
+    *(torch.cuda, torch.Event, torch.Generator, BaseModel, BoundArguments),
     WarningMessage("", UserWarning, "", 0),  # its class does not list its attributes
 )
 """Types, or objects of them, whose attributes appear on lines that the engine does not execute."""

@@ -46,7 +46,7 @@ def _patch_input_processor() -> None:
 
     forerun's scheduler reports the difference if it is configured there.
     """
-    if not all(hasattr(InputProcessor, name) for name in ("_validate_params", "process_inputs")):
+    if not contract.is_supported_version():
         return
     InputProcessor.__init__ = _patch_init(InputProcessor.__init__)
     InputProcessor._validate_params = _patch_validate(InputProcessor._validate_params)

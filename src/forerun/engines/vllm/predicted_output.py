@@ -100,7 +100,8 @@ def patch_process_inputs(stock: Any) -> Any:
     @wraps(stock)
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = stock(self, *args, **kwargs)
-        options = getattr(request.sampling_params, "extra_args", None) or {}
+        params = request.sampling_params  # none for requests of pooling models
+        options = {} if params is None else params.extra_args or {}
         if self._forerun_drafters is not None and PREDICTION_OPTION in options:
             given = options[PREDICTION_OPTION]
             tokens = _tokens_of(self.tokenizer, self.model_config.max_model_len, given)
@@ -154,13 +155,15 @@ def _prediction_of(serving: Any, request: Any) -> tuple[int, ...]:
 def _patch_chat_generator(stock: Any) -> Any:
     """Add the counts to the usage of a chat completion."""
 
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse  # noqa: PLC0415
+
     @wraps(stock)
     async def generate(self: Any, request: Any, result_generator: Any, *args: Any, **kwargs: Any) -> Any:
         if not (prediction := _prediction_of(self, request)):
             return await stock(self, request, result_generator, *args, **kwargs)
         outputs = _Outputs()
         response = await stock(self, request, outputs.watch(result_generator), *args, **kwargs)
-        if getattr(response, "usage", None) is not None:  # not an error
+        if isinstance(response, ChatCompletionResponse):
             outputs.add_to_usage(response.usage, prediction)
         return response
 

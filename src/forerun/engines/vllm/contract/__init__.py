@@ -68,11 +68,15 @@ ENGINE: Final = (*COMMON, *V1, *V2)
 EVERY: Final = (*ENGINE, PREDICTED_OUTPUT, SERVE)
 
 
+def is_supported_version() -> bool:
+    """Whether the installed vLLM is of the version whose names are listed."""
+    found = checks.installed_version()
+    return found == SUPPORTED_VERSION or found.startswith(f"{SUPPORTED_VERSION}.")
+
+
 def check(groups: Sequence[PrivateNames] = ENGINE) -> None:
     """Raise `UnsupportedEngine` unless the installed libraries have these names, with their signatures."""
-    found = checks.installed_version()
-    is_supported = found == SUPPORTED_VERSION or found.startswith(f"{SUPPORTED_VERSION}.")
-    faults = [] if is_supported else [f"version {found}"]
+    faults = [] if is_supported_version() else [f"version {checks.installed_version()}"]
     _raise_if([*faults, *(fault for group in groups for fault in checks.static_faults(group))])
 
 

@@ -9,6 +9,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from pydantic import BaseModel
+
 from forerun.engines.vllm.contract.private_names import PrivateNames
 
 _MISSING = object()
@@ -104,11 +106,18 @@ def _field_faults(path: str, expected: tuple[str, ...]) -> Iterator[str]:
     kind = find(path)
     if kind is _MISSING:
         yield f"{path} does not exist"
-    elif is_dataclass(kind):
-        found = {field.name for field in fields(kind)}
-        yield from (f"{path} has no {name}" for name in expected if name not in found)
     else:
-        yield from (f"{path} has no {name}" for name in expected if name not in kind._fields)
+        found = _field_names(kind)
+        yield from (f"{path} has no {name}" for name in expected if name not in found)
+
+
+def _field_names(kind: Any) -> set[str]:
+    """The fields of a dataclass, a pydantic model or a named tuple."""
+    if is_dataclass(kind):
+        return {field.name for field in fields(kind)}
+    if issubclass(kind, BaseModel):
+        return {*kind.model_fields}
+    return {*kind._fields}
 
 
 def _assignment_faults(path: str, expected: tuple[str, ...]) -> Iterator[str]:

@@ -35,6 +35,10 @@ PREDICTED_OUTPUT: Final = PrivateNames(
         ),
         "vllm.entrypoints.serve.engine.protocol.CompletionTokenUsageInfo.model_dump": ("self",),
     },
+    fields={
+        f"{_CHAT}.protocol.ChatCompletionResponse": ("usage",),
+        "vllm.entrypoints.serve.engine.protocol.UsageInfo": ("completion_tokens_details",),
+    },
     assigned={
         "vllm.entrypoints.generate.base.serving.GenerateBaseServing": ("renderer",),
         "vllm.entrypoints.serve.engine.serving.BaseServing": ("model_config",),

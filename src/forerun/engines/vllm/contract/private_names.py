@@ -25,7 +25,7 @@ class PrivateNames:
     calls: Names = field(default_factory=dict)
     """Functions that forerun calls, overrides or replaces: leading parameters, and after "*" further ones."""
     fields: Names = field(default_factory=dict)
-    """Dataclasses and named tuples: fields that forerun reads, sets or passes."""
+    """Dataclasses, pydantic models and named tuples: fields that forerun reads, sets or passes."""
     live: Names = field(default_factory=dict)
     """Attributes of objects that exist before their first use, and are checked on these objects."""
     assigned: Names = field(default_factory=dict)
@@ -65,7 +65,6 @@ FRONT_END: Final = PrivateNames(
     live={
         "vllm.v1.engine.input_processor.InputProcessor": (
             "model_config",
-            "process_inputs_async",
             "speculative_config",
             "tokenizer",
         )

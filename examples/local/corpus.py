@@ -1,6 +1,6 @@
 """Drafting from documents: answers that quote a corpus are drafted from it.
 
-python examples/corpus.py MODEL_DIRECTORY docs/*.md
+python examples/local/corpus.py MODEL_DIRECTORY docs/*.md
 """
 
 import subprocess
@@ -16,8 +16,9 @@ with tempfile.TemporaryDirectory() as folder:
     build = ["forerun", "corpus", "build", *documents, "--tokenizer", model, "--output", str(corpus)]
     subprocess.run([sys.executable, "-m", *build], check=True)  # noqa: S603
     llm = LLM(model, config=SpeculationConfig(corpora=(corpus,)))
-    quoted = " ".join(Path(documents[0]).read_text(encoding="utf-8").split()[:40])
-    prompt = f"Continue the document word by word.\n\n{quoted}"
+    paragraphs = Path(documents[0]).read_text(encoding="utf-8").split("\n\n")
+    passage = next(each for each in paragraphs if len(each.split()) > 30)
+    prompt = f"{passage}\n\nThe same passage once more:\n\n{passage[:40]}"
     result = llm.generate(prompt, max_tokens=48)
     baseline = llm.generate(prompt, max_tokens=48, max_draft=0)
     print(result.text)
