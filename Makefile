@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-invariant bench-load bench-local bench-overhead bench-prediction bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm parity-v2 test-v2 readme reference simulate soak build clean
+.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-invariant bench-load bench-local bench-overhead bench-prediction bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm notebook parity-v2 test-v2 readme reference simulate soak build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -107,6 +107,11 @@ parity-v2:
 # The tests on the V2 runner that `make test` leaves out: scenarios, both modes, tensor parallelism, SmolLM2.
 test-v2:
 	OMP_NUM_THREADS=1 $(RUN)/pytest tests/e2e --numprocesses auto --maxprocesses 2 --dist loadfile -m full
+
+# Runs the example notebook and stores its outputs: about five minutes.
+notebook:
+	@MODEL="$$($(RUN)/python scripts/models.py | tail -1)" VLLM_CPU_KVCACHE_SPACE=1 $(RUN)/jupyter-execute --inplace \
+		examples/serving/serve_measure_audit.ipynb
 
 # Generates the tables in README and docs from the records; ARGS=--check fails if one is stale.
 readme:

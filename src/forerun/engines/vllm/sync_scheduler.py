@@ -34,13 +34,15 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         super().__init__(*args, **kwargs)
         self.lookup_pause = LookupPause(self.speculator)
         self._decoding: list[Any] = []
+        self._observe_seconds = 0.0
+        self._close_seconds = {False: 0.0, True: 0.0}  # of the last step without and with draft tokens
         if self.draft_model is None and not self.use_v2_model_runner:
             draft_token_transfer.leave_out(self.vllm_config)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Draft, then schedule as vLLM does."""
-        started_at = time.perf_counter()
         self._record_finished()
+        started_at = time.perf_counter()
         if (table := self.static_table.take()) is not None:
             use_static_table(self.speculator.drafters, table)
         decoding = self._decoding = [request for request in self.running if is_decoding(request)]
@@ -122,8 +124,19 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         verdict = chain_verdict(output, num_verified)
         self.speculator.observe(step, request.name, verdict, num_verified, top_tokens)
 
+    def _observe(self, step: SpeculativeStep, *args: Any) -> None:
+        began = time.perf_counter()
+        super()._observe(step, *args)
+        self._observe_seconds = time.perf_counter() - began
+
     def _close(self, step: SpeculativeStep, seconds: float) -> Goodput | None:
+        """End a step. The time that its outcome takes to record is charged to it and not to the step after,
+        which may be a baseline step.
+        """
+        began, has_drafts = time.perf_counter(), len(step.control.chosen) > 0
+        seconds += self._observe_seconds + self._close_seconds[has_drafts]
         goodput = self.speculator.close(step, seconds)
+        self._close_seconds[has_drafts] = time.perf_counter() - began
         may_pause = self.draft_model is None and not self._in_flight  # not with pipeline parallelism
         if may_pause and not any(request.use_structured_output for request in self._decoding):
             self.lookup_pause.begin(step, self._decoding, self._last_output_at)
