@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
+from vllm.v1.engine.core import EngineCore
 
 from forerun.control.step_cost import StepCost
 from forerun.engines.guarded_drafter import DraftFormat
 from forerun.engines.speculative_step import DraftRequest
 from forerun.engines.speculator import Speculator
+from forerun.engines.vllm import draft_token_transfer
 from forerun.engines.vllm.speculative_scheduler import InFlightStep
 from forerun.engines.vllm.stats import PeriodicStatsLogger, SpecDecodeStats
 from forerun.engines.vllm.step_plan import StepPlan, attach_plan
@@ -35,6 +37,24 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     made.draft_model = None
     made._in_flight, made._finished, made._last_output_at = {}, [], 0.0
     return made
+
+
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_the_worker_is_not_asked_for_draft_tokens_that_it_does_not_have(is_left_out: bool) -> None:
+    asked = []
+    engine: Any = SimpleNamespace(
+        scheduler=_Scheduler(),
+        check_for_draft_tokens=True,
+        async_scheduling=False,
+        model_executor=SimpleNamespace(take_draft_token_ids=lambda: asked.append(1)),
+    )
+    draft_token_transfer.leave_out(engine.scheduler if is_left_out else _Scheduler())
+    EngineCore.post_step(engine, True)
+    assert bool(asked) is not is_left_out
+
+
+class _Scheduler:
+    """Stands for the scheduler of one engine."""
 
 
 def schedule(scheduler: Any, number: int, tokens: list[int]) -> SchedulerOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
@@ -112,7 +113,7 @@ def without_field(path: str, name: str) -> Iterator[None]:
 @contextmanager
 def without_assignment(path: str, name: str) -> Iterator[None]:
     """Within this block, the source of a class assigns to another name."""
-    source = inspect.getsource(checks.find(path)).replace(f"self.{name} ", f"self.{name}_renamed ")
+    source = re.sub(rf"self\.{name}\b", f"self.{name}_renamed", inspect.getsource(checks.find(path)))
     with patch.object(inspect, "getsource", lambda _: source):
         yield
 

@@ -8,31 +8,31 @@ from __future__ import annotations
 
 from functools import cache, wraps
 from typing import Any, Final
+from weakref import WeakSet
 
-from vllm.v1.executor.abstract import Executor
-from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.engine.core import EngineCore
 
-_instances: Final[set[str]] = set()
-"""The vLLM instances of this process whose workers have no draft tokens."""
+_schedulers: Final[WeakSet[Any]] = WeakSet()
+"""The schedulers of this process whose workers have no draft tokens."""
 
 
-def leave_out(vllm_config: Any) -> None:
-    """Ask the worker of this configuration for draft tokens no more."""
-    _patch_executors()
-    _instances.add(vllm_config.instance_id)
+def leave_out(scheduler: Any) -> None:
+    """Ask the worker of a scheduler's engine for draft tokens no more."""
+    _patch_engine()
+    _schedulers.add(scheduler)
 
 
 @cache
-def _patch_executors() -> None:
-    """Patch them once, however many engines the process has."""
-    for executor in (Executor, MultiprocExecutor, UniProcExecutor):
-        executor.take_draft_token_ids = _patch(executor.take_draft_token_ids)
+def _patch_engine() -> None:
+    """Patch it once, however many engines the process has."""
+    EngineCore.post_step = _patch(EngineCore.post_step)
 
 
 def _patch(stock: Any) -> Any:
     @wraps(stock)
-    def take_draft_token_ids(self: Any) -> Any:
-        return None if self.vllm_config.instance_id in _instances else stock(self)
+    def post_step(self: Any, model_executed: bool) -> None:
+        if self.scheduler in _schedulers:
+            self.check_for_draft_tokens = False
+        stock(self, model_executed)
 
-    return take_draft_token_ids
+    return post_step

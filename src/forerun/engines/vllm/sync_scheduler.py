@@ -37,7 +37,7 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         self._observe_seconds = 0.0
         self._close_seconds = {False: 0.0, True: 0.0}  # of the last step without and with draft tokens
         if self.draft_model is None and not self.use_v2_model_runner:
-            draft_token_transfer.leave_out(self.vllm_config)
+            draft_token_transfer.leave_out(self)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Draft, then schedule as vLLM does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -126,4 +127,6 @@ def _assignment_faults(path: str, expected: tuple[str, ...]) -> Iterator[str]:
         yield f"{path} does not exist"
         return
     source = inspect.getsource(kind)
-    yield from (f"{path} has no {name}" for name in expected if f"self.{name} =" not in source)
+    for name in expected:
+        if not re.search(rf"self\.{name}(: [^=\n]+)? =", source):
+            yield f"{path} has no {name}"

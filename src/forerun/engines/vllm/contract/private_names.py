@@ -157,9 +157,7 @@ SCHEDULER: Final = PrivateNames(
         ),
         "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": ("self", "draft_token_ids"),
         "vllm.v1.core.sched.scheduler.Scheduler._free_request": ("self", "request"),
-        "vllm.v1.executor.abstract.Executor.take_draft_token_ids": ("self",),
-        "vllm.v1.executor.multiproc_executor.MultiprocExecutor.take_draft_token_ids": ("self",),
-        "vllm.v1.executor.uniproc_executor.UniProcExecutor.take_draft_token_ids": ("self",),
+        "vllm.v1.engine.core.EngineCore.post_step": ("self", "model_executed"),
         "vllm.v1.structured_output.StructuredOutputManager.validate_tokens": (
             "self",
             "request",
@@ -198,7 +196,7 @@ SCHEDULER: Final = PrivateNames(
         "vllm.v1.structured_output.StructuredOutputManager": ("enable_in_reasoning", "reasoner_cls"),
     },
     assigned={
-        "vllm.v1.executor.abstract.Executor": ("vllm_config",),
+        "vllm.v1.engine.core.EngineCore": ("check_for_draft_tokens", "scheduler"),
         "vllm.v1.structured_output.StructuredOutputManager": ("tokenizer",),  # not without a tokenizer
     },
     added={
