@@ -38,6 +38,9 @@ BENCH, SUSTAINED = "bench.jsonl", "bench-eight.jsonl"
 README_SYSTEMS: Final = ("vllm", "vllm-ngram", "vllm-suffix", "forerun")
 """The systems of README's table; docs/benchmarks.md has all of them."""
 
+SUITE: Final = "suite"
+"""The record of the audit catalogue, and the name of its table's markers."""
+
 WRONG_ESTIMATES: Final = "wrong-estimates"
 """The record of simulations with wrong estimates, and the name of its table's markers."""
 
@@ -114,6 +117,21 @@ def audit_table(records: Path) -> str:
     """A row for each recorded audit."""
     rows = [_audit_row(name, found) for name, found in _read(records / "audits.json").items()]
     return "\n".join([AUDIT_TITLES, *rows])
+
+
+def suite_table(records: Path) -> str:
+    """The verdict of each check of the catalogue for each recorded server."""
+    found = _read(records / "suite.json")
+    names = [row["name"] for row in next(iter(found.values()))["rows"]]
+    verdicts = {
+        server: {row["name"]: row["finding"] for row in each["rows"]} for server, each in found.items()
+    }
+    lines = [f"| check | {' | '.join(found)} |", f"| --- |{' --- |' * len(found)}"]
+    for name in names:
+        cells = (verdicts[server].get(name, "") for server in found)
+        lines.append(f"| `{name}` | {' | '.join('**fail**' if each == 'fail' else each for each in cells)} |")
+    minutes = (f"{sum(row['seconds'] for row in each['rows']) / 60:.0f} min" for each in found.values())
+    return "\n".join([*lines, f"| time | {' | '.join(minutes)} |"])
 
 
 def _audit_row(name: str, found: dict[str, Any]) -> str:
@@ -194,6 +212,9 @@ def main(
     control = docs / "control.md"
     if (records / f"{WRONG_ESTIMATES}.json").exists():
         fresh[control] = with_table(fresh[control], wrong_estimates_table(records), WRONG_ESTIMATES)
+    auditing = docs / "auditing.md"
+    if (records / f"{SUITE}.json").exists():
+        fresh[auditing] = with_table(fresh[auditing], suite_table(records), SUITE)
     for document, text in fresh.items():
         if not check:
             document.write_text(text, encoding="utf-8")

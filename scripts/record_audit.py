@@ -1,7 +1,9 @@
-"""Adds an audit report, without per-sample data, to docs/records/audits.json with the command to repeat it.
+"""Adds an audit report, without per-sample data, to a record with the command to repeat it.
 
 forerun audit sampled ... --json > report.json
 python scripts/record_audit.py NAME report.json --server "forerun serve MODEL ..." --command "forerun ..."
+
+Reports of `forerun audit suite` go into docs/records/suite.json, all others into docs/records/audits.json.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import typer
 
 from forerun.bench.provenance import provenance
 
-RECORD = Path(__file__).parent.parent / "docs" / "records" / "audits.json"
+RECORDS = Path(__file__).parent.parent / "docs" / "records"
 _PER_SAMPLE = ("trace", "frequencies", "prompt", "prefix")
 _RECORDED = ("verdict", "reason", "e_value", "tv_bound", "num_samples", "notes", "power", "findings")
 
@@ -44,8 +46,9 @@ def main(
             {key: value for key, value in row.items() if key not in _PER_SAMPLE} for row in findings["rows"]
         ],
     }
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    RECORD.write_text(json.dumps(record | {name: entry}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    file = RECORDS / ("suite.json" if findings["audit"] == "suite" else "audits.json")
+    record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    file.write_text(json.dumps(record | {name: entry}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -103,8 +103,10 @@ def _report(
 
 
 def _notes(session: Session, before: float | None, *, interrupted: bool) -> list[str]:
-    after = None if interrupted else session.candidate.read_num_accepted()
     notes = list(fault_notes(session.candidate, session.baseline))
+    if interrupted:
+        return notes
+    after = session.candidate.read_num_accepted()
     if before is None or after is None:
         return [*notes, "the server has no metric of accepted draft tokens"]
     if after == before:

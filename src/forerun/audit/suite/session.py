@@ -115,11 +115,13 @@ class Session:
             if not ids:
                 ids = output.prompt_ids
             first = output.tokens[0] if output.tokens else END
-            if first == END or output.finish_reason == "stop":
+            if first == END:
                 return (*tokens, END)
             if not isinstance(first, int) or not ids:
                 raise UnreadableAnswer("the server returns no token ids: give a baseline server")
             tokens.append(first)
+            if output.finish_reason == "stop":  # after its end-of-sequence token
+                return (*tokens, END)
             ids = (*ids, first)
         return tuple(tokens)
 
