@@ -98,7 +98,8 @@ def _drafters() -> Iterator[CheckResult]:
     try:
         drafters = make_drafters(SpeculationConfig())
         for name, drafter in drafters.items():
-            (draft,) = drafter.propose([RequestView("doctor", [1, 2, 3, 4] * 4)], [3])
+            view = RequestView("doctor", [1, 2, 3, 4] * 4, prediction=(1, 2, 3, 4))
+            (draft,) = drafter.propose([view], [3])
             right = draft.tokens.tolist()[:1] == [1]
             yield CheckResult(f"drafter: {name}", "fine" if right else "broken", "drafts a repeated pattern")
     except Exception as error:  # any failure is the finding

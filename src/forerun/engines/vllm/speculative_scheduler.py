@@ -80,7 +80,7 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
         self._step_numbers = count()
         self._in_flight: dict[int, InFlightStep[StepT]] = {}
         self._finished: list[InFlightStep[StepT]] = []
-        self._last_output_at = 0.0
+        self._last_output_at = self._observe_seconds = 0.0
         self._is_request_checked = False
 
     def _make_speculator(self, cost: StepCost | None) -> Speculator:
@@ -128,6 +128,7 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
         if in_flight is not None:
             report = read_report(model_runner_output)
             self._observe(in_flight.step, scheduler_output, model_runner_output, report.top_tokens)
+            self._observe_seconds = time.perf_counter() - now
             if self.draft_model is not None and (time_taken := report.draft_time) is not None:
                 step = speculation_of(in_flight.step)
                 self.draft_model.record_time(step, time_taken.num_passes, time_taken.seconds)

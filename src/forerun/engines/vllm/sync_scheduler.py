@@ -34,7 +34,6 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         super().__init__(*args, **kwargs)
         self.lookup_pause = LookupPause(self.speculator)
         self._decoding: list[Any] = []
-        self._observe_seconds = 0.0
         self._close_seconds = {False: 0.0, True: 0.0}  # of the last step without and with draft tokens
         if self.draft_model is None and not self.use_v2_model_runner:
             draft_token_transfer.leave_out(self)
@@ -123,11 +122,6 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
             top_tokens = chain_top_tokens(request.view.tokens, tokens, rows)
         verdict = chain_verdict(output, num_verified)
         self.speculator.observe(step, request.name, verdict, num_verified, top_tokens)
-
-    def _observe(self, step: SpeculativeStep, *args: Any) -> None:
-        began = time.perf_counter()
-        super()._observe(step, *args)
-        self._observe_seconds = time.perf_counter() - began
 
     def _close(self, step: SpeculativeStep, seconds: float) -> Goodput | None:
         """End a step. The time that its outcome takes to record is charged to it and not to the step after,
