@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import closing
 from pathlib import Path
@@ -53,5 +52,5 @@ def test_the_notebook_runs_and_its_stored_outputs_hold(
     environment = {"MODEL": smollm2, "PORT": free_port(), "REPEATS": 1, "VLLM_CPU_KVCACHE_SPACE": 1}
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
-    client = nbclient.NotebookClient(stored, timeout=900, env=os.environ.copy())
+    client = nbclient.NotebookClient(stored, timeout=900)
     check(printed(client.execute()))
