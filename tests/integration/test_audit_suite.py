@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 
 from e2e.questions import FULL
 from forerun.audit.report import AuditReport, AuditVerdict
-from forerun.audit.suite.catalogue import CHECKS
+from forerun.audit.suite.catalogue import CHECKS, SuiteCheck
+from forerun.audit.suite.finding import Finding
 from forerun.audit.suite.run import choose_checks, run_suite
 from forerun.audit.suite.session import Session
 from forerun.cli.main import app
+from forerun.errors import ServerFailed
 from forerun.servers.completions import Prompt
 from forerun.servers.endpoint import Endpoint
 from zoo.auditing import zoo_server
@@ -172,6 +174,30 @@ def test_the_command_writes_its_report_in_every_format(tmp_path: Path) -> None:
     assert "position" in (suite.find("testcase/failure").text or "")  # type: ignore[union-attr]
     rows = json.loads(record.read_text())["rows"]
     assert [row["finding"] for row in rows] == ["pass", "not applicable", "fail"]
+
+
+@pytest.mark.parametrize("responds", [False, True])
+def test_a_server_that_stops_fails_the_check_in_which_it_stopped(
+    monkeypatch: pytest.MonkeyPatch, responds: bool
+) -> None:
+    def stop(session: Session) -> Finding:
+        raise ServerFailed("no answer")
+
+    checks = [*choose_checks(["max-tokens"]), SuiteCheck("stops", "", (), stop), *choose_checks(["seeds"])]
+    with run_feature_server(FeatureServer()) as url, closing(Endpoint(url, pause=0.01)) as candidate:
+        monkeypatch.setattr(candidate, "responds", lambda: responds)
+        report = run_suite(Session(candidate, prompts=PROMPTS), checks, {})
+    stopped = {"max-tokens": "pass", "stops": "fail", "seeds": "undecided"}
+    assert findings(report) == ({**stopped, "stops": "undecided", "seeds": "pass"} if responds else stopped)
+    assert report.verdict is (AuditVerdict.NO_VERDICT if responds else AuditVerdict.DIFFERENT)
+
+
+def test_an_endpoint_says_whether_its_server_responds() -> None:
+    with run_feature_server(FeatureServer()) as url, closing(Endpoint(url, pause=0.01)) as end:
+        assert end.responds()
+        end.url = "http://127.0.0.1:9/v1"
+        end._client.base_url = end.url
+        assert not end.responds()
 
 
 def test_an_unknown_check_is_named() -> None:

@@ -170,6 +170,14 @@ class Endpoint:
         values = self.read_metric("spec_decode_num_accepted_tokens_total").values()
         return sum(values) if values else None
 
+    def responds(self) -> bool:
+        """Whether the server still lists its models."""
+        try:
+            self._first_model()
+        except ServerFailed:
+            return False
+        return True
+
     def _first_model(self) -> dict[str, Any]:
         """The first model that the server lists."""
         models: dict[str, Any] = self._send(

@@ -5,16 +5,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from forerun.audit.report import INTERRUPTED, AuditReport, AuditVerdict
 from forerun.audit.suite.catalogue import CHECKS, SuiteCheck
-from forerun.audit.suite.finding import Finding, SuiteVerdict, not_applicable, undecided
+from forerun.audit.suite.finding import Finding, SuiteVerdict, failed, not_applicable, undecided
 from forerun.audit.suite.session import Session
-from forerun.errors import ConfigurationError, ForerunError, RequestRefused, UnreadableAnswer, did_you_mean
+from forerun.errors import (
+    ConfigurationError,
+    ForerunError,
+    RequestRefused,
+    ServerFailed,
+    UnreadableAnswer,
+    did_you_mean,
+)
 from forerun.servers.endpoint import fault_notes
 
 COLUMNS = {"name": "check", "finding": "verdict", "reason": "reason", "reports": "known from"}
+
+_STOPPED: Final = "the server stopped in an earlier check"
 
 ProgressHandler = Callable[[int, SuiteCheck], None]
 """Called before each check, with the number of finished ones."""
@@ -38,17 +47,23 @@ def run_suite(
     """Run checks one after the other; a server that stops responding fails the check that it stops in."""
     rows: list[dict[str, Any]] = []
     before = session.candidate.read_num_accepted()
-    interrupted = False
+    interrupted = has_stopped = False
     for number, check in enumerate(checks):
         progress(number, check)
         began = time.perf_counter()
         try:
-            finding = _run(check, session)
+            finding = undecided(_STOPPED) if has_stopped else _run(check, session)
         except KeyboardInterrupt:
             interrupted = True
             break
+        except _Stopped as error:
+            has_stopped, finding = True, failed("the server stopped in this check", [{"error": str(error)}])
         rows.append(_row(check, finding, time.perf_counter() - began))
     return _report(session, rows, question, before, interrupted=interrupted)
+
+
+class _Stopped(Exception):
+    """The candidate does not respond any more."""
 
 
 def _run(check: SuiteCheck, session: Session) -> Finding:
@@ -58,6 +73,10 @@ def _run(check: SuiteCheck, session: Session) -> Finding:
         return not_applicable(f"the server refuses the request: {error}")
     except UnreadableAnswer as error:
         return not_applicable(str(error))
+    except ServerFailed as error:
+        if not session.candidate.responds():
+            raise _Stopped(str(error)) from error
+        return undecided(f"could not finish: {error}")
     except ForerunError as error:
         return undecided(f"could not finish: {error}")
 
