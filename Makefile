@@ -72,7 +72,7 @@ bench-load:
 bench-stock-load:
 	@$(RUN)/python scripts/bench_stock_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
-# Predicted outputs against stock vLLM and against forerun without a prediction: about 20 minutes.
+# Predicted outputs against stock vLLM and against forerun without a prediction: about 260 requests, one at a time.
 bench-prediction:
 	@$(RUN)/python scripts/bench_prediction.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 

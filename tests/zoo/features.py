@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from forerun.types import SamplingParams
-from zoo.hosting import serve_on_loopback
+from zoo.hosting import sampling_of, serve_on_loopback
 from zoo.models import VOCAB, table
 from zoo.speculation import NUM_DRAFT_TOKENS, Array, softmax, warp
 
@@ -118,19 +118,9 @@ class _Generation:
     num_accepted: int = 0
 
     def __post_init__(self) -> None:
-        body = self.body
-        self.sampling = SamplingParams(
-            temperature=body["temperature"],
-            top_k=body["top_k"],
-            top_p=body["top_p"],
-            min_p=body["min_p"],
-            repetition_penalty=body["repetition_penalty"],
-            presence_penalty=body["presence_penalty"],
-            frequency_penalty=body["frequency_penalty"],
-            seed=body.get("seed"),
-        )
-        self.grammar = GRAMMARS.get(_grammar_name(body), [])
-        self.limit = len(self.grammar) or int(body["max_tokens"])
+        self.sampling = sampling_of(self.body)
+        self.grammar = GRAMMARS.get(_grammar_name(self.body), [])
+        self.limit = len(self.grammar) or int(self.body["max_tokens"])
 
     def steps(self) -> Iterator[list[int]]:
         """The tokens of each step."""

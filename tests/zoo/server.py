@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from forerun.types import SamplingParams
-from zoo.hosting import serve_on_loopback
+from zoo.hosting import sampling_of, serve_on_loopback
 from zoo.speculation import Defect, Logits, SeededDecoder, SpeculativeDecoder, softmax
 
 
@@ -40,16 +40,7 @@ class ZooServer:
 
     def complete(self, body: dict[str, Any], number: int) -> dict[str, Any]:
         """The response to a request; it depends on the number of the request and not on timing."""
-        sampling = SamplingParams(
-            temperature=body["temperature"],
-            top_k=body["top_k"],
-            top_p=body["top_p"],
-            min_p=body["min_p"],
-            repetition_penalty=body["repetition_penalty"],
-            presence_penalty=body["presence_penalty"],
-            frequency_penalty=body["frequency_penalty"],
-            seed=body.get("seed"),
-        )
+        sampling = sampling_of(body)
         prompt = body["prompt"] if isinstance(body["prompt"], list) else [ord(x) % 16 for x in body["prompt"]]
         noise = np.random.default_rng([self.seed, number])
         choices = [self._choice(body, prompt, sampling, noise) for _ in range(body.get("n", 1))]
