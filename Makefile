@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3.11
 RUN := $(VENV)/bin
 
-.PHONY: setup models check format unit test docs bench-control bench-core bench-drafters bench-invariant bench-load bench-local bench-overhead bench-prediction bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm notebook parity-v2 test-v2 readme reference simulate soak build clean
+.PHONY: setup models check format unit test docs bench-beam-search bench-control bench-core bench-drafters bench-invariant bench-load bench-local bench-overhead bench-prediction bench-run-ahead bench-sampled-trees bench-sampler bench-stock-load bench-tune check-invariant check-invariant-vllm notebook parity-v2 test-v2 readme reference simulate soak build clean
 
 setup:
 	PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/setup.sh
@@ -50,6 +50,10 @@ bench-drafters:
 bench-local:
 	@$(RUN)/python scripts/bench_local.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
+# Tokens per step of sampled draft trees and chains of one size: about six minutes. ARGS="--draft DIR".
+bench-sampled-trees:
+	@$(RUN)/python scripts/bench_sampled_trees.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
 # The V1 sampler: whole drafts at once against position by position. Two minutes.
 bench-sampler:
 	@$(RUN)/python scripts/bench_sampler.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
@@ -71,6 +75,14 @@ bench-load:
 # cell, and the record is continued. ARGS="--load closed-8,closed-32 --temperature 0 --alternations 5".
 bench-stock-load:
 	@$(RUN)/python scripts/bench_stock_load.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Speculative beam search against transformers and against no draft: about five minutes. ARGS="--draft DIR".
+bench-beam-search:
+	@$(RUN)/python scripts/bench_beam_search.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
+
+# Run-ahead drafting against sequential drafting on two cores: about ten minutes. ARGS="--draft DIR".
+bench-run-ahead:
+	@$(RUN)/python scripts/bench_run_ahead.py --model "$$($(RUN)/python scripts/models.py | tail -1)" $(ARGS)
 
 # Predicted outputs against stock vLLM and against forerun without a prediction: about 260 requests, one at a time.
 bench-prediction:

@@ -4,12 +4,13 @@
 
 Two kinds of requests. `file in prompt`: rename a parameter of a function; the prediction is the function.
 `file not in prompt`: the output of such a request is asked for again without the function, and the prediction
-is that output with one line changed. Requests are sent one at a time and the systems take turns per request.
+that output with one line changed. One request at a time; each goes to all systems, in random order.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import signal
 import statistics
@@ -24,7 +25,7 @@ from rich.console import Console
 
 from forerun.bench.provenance import provenance
 from forerun.bench.run_facts import PACKAGES
-from forerun.bench.served_model import ServedModel, vllm_server_flags
+from forerun.bench.served_model import SPEC_DECODE_METRICS, ServedModel, vllm_server_flags
 from forerun.bench.suites import CODE_EDITING, read_suite
 from forerun.bench.system_names import FORERUN, VLLM
 from forerun.bench.systems import System
@@ -97,9 +98,12 @@ def usage(server: Endpoint, prompt: str, max_tokens: int, prediction: str) -> di
 
 
 def systems(served: ServedModel) -> list[System]:
-    """Stock vLLM and forerun, with vLLM's default flags."""
+    """Stock vLLM and forerun, with vLLM's default flags; forerun counts draft tokens in its responses."""
     flags = vllm_server_flags(served)
-    commands = {VLLM: vllm_command(served.path, *flags), FORERUN: forerun_command(served.path, *flags)}
+    commands = {
+        VLLM: vllm_command(served.path, *flags),
+        FORERUN: forerun_command(served.path, *flags, *SPEC_DECODE_METRICS),
+    }
     return [System(name, VLLM, served.dtype, command=tuple(commands[name])) for name in (VLLM, FORERUN)]
 
 
@@ -113,7 +117,8 @@ def measure(each: Edit, stock: Endpoint, ours: Endpoint, max_tokens: int) -> dic
         WRONG: (ours, wrong),
         LONG: (ours, other_text(100_000)),
     }
-    answers = {name: ask(server, each.prompt, max_tokens, text) for name, (server, text) in runs.items()}
+    order = random.Random(each.name + each.kind).sample(list(runs), len(runs))  # noqa: S311
+    answers = {name: ask(runs[name][0], each.prompt, max_tokens, runs[name][1]) for name in order}
     counts = usage(ours, each.prompt, max_tokens, each.prediction)
     return {
         "name": each.name,
@@ -122,6 +127,11 @@ def measure(each: Edit, stock: Endpoint, ours: Endpoint, max_tokens: int) -> dic
         "num_tokens": answers[VLLM].num_tokens,
         "tokens_per_second": {name: answer.tokens_per_second for name, answer in answers.items()},
         "ttft_seconds": {name: answer.times[0] for name, answer in answers.items()},
+        "steps": {name: answer.num_steps for name, answer in answers.items()},
+        "draft_tokens": {
+            name: None if answer.drafted_per_step is None else sum(answer.drafted_per_step)
+            for name, answer in answers.items()
+        },
         "usage": {key: counts[key] for key in ("accepted_prediction_tokens", "rejected_prediction_tokens")},
     }
 

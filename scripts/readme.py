@@ -26,7 +26,9 @@ from forerun.bench.stock_load_record import StockLoadRecord
 from forerun.bench.stock_load_table import markdown as markdown_of_stock_load
 from forerun.bench.summary import summarise
 from forerun.simulate.table import markdown as markdown_of_scenarios
+from prediction_table import markdown as markdown_of_prediction
 from records import read_lines
+from theory_tables import markdown as markdown_of_theory
 
 ROOT = Path(__file__).parents[1]
 STOCK_LOAD: Final = "bench-stock-load"
@@ -146,6 +148,16 @@ def coupling_tables(records: Path) -> str:
     return markdown_of_coupling(_read(records / "coupling.json"))
 
 
+def prediction_table(records: Path) -> str:
+    """Speed with right and wrong predictions."""
+    return markdown_of_prediction(_read(records / "prediction.json"))
+
+
+def theory_tables(records: Path) -> str:
+    """Acceptance, predicted and measured speedup of drafts."""
+    return markdown_of_theory(_read(records / "theory.json"))
+
+
 def scenario_table(records: Path) -> str:
     """A row for each simulated scenario and policy."""
     return markdown_of_scenarios(_read(records / "simulate.json")["scenarios"])
@@ -178,6 +190,8 @@ PAGES: Final = {
     "auditing.md": ("audits.json", audit_table),
     "drafters.md": ("coupling.json", coupling_tables),
     "scaling.md": ("simulate.json", scenario_table),
+    "theory.md": ("theory.json", theory_tables),
+    "vllm.md": ("prediction.json", prediction_table),
 }
 """Other pages with a table, the record that it comes from, and the function that formats it."""
 

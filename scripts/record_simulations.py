@@ -17,7 +17,7 @@ from forerun.bench.provenance import provenance
 from forerun.rendering.plots import write_figure
 from forerun.simulate.figures import draw_grid, draw_scenario
 from forerun.simulate.grid import grid, run_grid
-from forerun.simulate.scenario import BASELINE, FIXED, FORERUN, Scenario, bundled_scenarios, run_scenario
+from forerun.simulate.scenario import Scenario, bundled_scenarios, run_scenario
 from forerun.simulate.wrong_estimates import cells_with_errors, compare_with_baseline, summarise_errors
 from records import write_record
 
@@ -38,25 +38,36 @@ def main(
     wrong_estimates: Path = RECORDS / "wrong-estimates.json",
     *,
     only_wrong_estimates: bool = False,
+    only: str = "",
 ) -> None:
-    """Run all simulations, which takes about half an hour."""
+    """Run all simulations, which takes about half an hour, or one scenario of the record."""
+    recorded: dict[str, Any] = {"scenarios": {}}
+    if only:
+        recorded = json.loads(record.read_text(encoding="utf-8"))
+        recorded["scenarios"][only] = simulate_scenario(only, figures)
+        record.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
+        return
     record_wrong_estimates(wrong_estimates)
     if only_wrong_estimates:
         return
     figures.mkdir(exist_ok=True)
-    recorded: dict[str, Any] = {"scenarios": {}}
     for name in bundled_scenarios():
-        scenario = Scenario.read(name)
-        scenario_results = []
-        for policy in (BASELINE, FIXED, FORERUN):
-            scenario_results.append(run_scenario(scenario, policy))
-            print(name, policy, json.dumps(scenario_results[-1].values()), flush=True)
-        write_figure(partial(draw_scenario, scenario, scenario_results), figures / f"simulate-{name}.png")
-        recorded["scenarios"][name] = [each.values() for each in scenario_results]
+        recorded["scenarios"][name] = simulate_scenario(name, figures)
     recorded["grid"] = list(run_grid(grid()))
     write_figure(partial(draw_grid, recorded["grid"]), figures / "simulate-grid.png")
     facts = provenance("make simulate", ("forerun", "numpy", "numba"), threads=1)
     record.write_text(json.dumps(facts | recorded, indent=1) + "\n", encoding="utf-8")
+
+
+def simulate_scenario(name: str, figures: Path) -> list[dict[str, Any]]:
+    """Run a scenario under each of its policies, and draw it."""
+    scenario = Scenario.read(name)
+    results = []
+    for policy in scenario.policies:
+        results.append(run_scenario(scenario, policy))
+        print(name, policy, json.dumps(results[-1].values()), flush=True)
+    write_figure(partial(draw_scenario, scenario, results), figures / f"simulate-{name}.png")
+    return [each.values() for each in results]
 
 
 if __name__ == "__main__":

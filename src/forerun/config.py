@@ -63,6 +63,11 @@ class SpeculationConfig(BaseModel):
         description="drafters to use, all together: auto (those that need no second model), or names",
     )
     draft_model: str | None = Field(default=None, description="a smaller model with the same vocabulary")
+    run_ahead: bool = Field(
+        default=False,
+        description="run draft models in processes of their own, which draft while the target verifies (local"
+        " engine only)",
+    )
     max_draft: Annotated[int, Field(ge=0, le=1024)] = Field(
         default=64, description="maximum draft tokens of a request in one step; 0 disables speculation"
     )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from forerun import LLM, Draft, Result
 from forerun.cli.main import app
-from forerun.errors import ConfigurationError, InvalidRequest, InvalidSampling, VocabularyMismatch
+from forerun.errors import InvalidRequest, InvalidSampling, VocabularyMismatch
 from forerun.types import RequestView, Verdict
 
 pytestmark = pytest.mark.e2e
@@ -204,5 +204,5 @@ def test_a_draft_model_with_another_vocabulary_raises(smollm2: Path, tmp_path: P
     table.write_text(json.dumps(content))
     with pytest.raises(VocabularyMismatch, match="same family"):
         LLM(smollm2, f"model:{draft}", max_batch=1, max_length=64)
-    with pytest.raises(ConfigurationError, match="one draft model"):
-        LLM(smollm2, "model:a,model:b", max_batch=1, max_length=64)
+    with pytest.raises(VocabularyMismatch, match="same family"):
+        LLM(smollm2, f"model:{smollm2},model:{draft}", max_batch=1, max_length=64)

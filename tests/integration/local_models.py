@@ -50,12 +50,17 @@ def make_engine(
 
 def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 1) -> dict[str, Drafter]:
     """New drafters by name."""
+
+    def draft_model(noise: float, branches: int) -> ModelDrafter:
+        model = make_draft_model(tiny_llama, noise)
+        return ModelDrafter(Runner(model, num_slots=slots, max_length=128), VOCAB, branches=branches)
+
     makers: dict[str, Callable[[], Drafter]] = {
         "ngram": NgramDrafter,
         "suffix": SuffixDrafter,
-        "model": lambda: ModelDrafter(
-            Runner(make_draft_model(tiny_llama), num_slots=slots, max_length=128), VOCAB, branches=branches
-        ),
+        "model": lambda: draft_model(0.05, branches),
+        "model, trees": lambda: draft_model(0.05, 3),
+        "another model": lambda: draft_model(0.1, 1),
         "sampled tree": SampledTree,
     }
     return {name: warm_up(makers[name]()) for name in names}

@@ -108,7 +108,7 @@ def test_sampled_against_a_model(
     assert (report["e_value"] >= 20) == bool(code)
     assert report["num_samples"] == sum(row["num_samples"] for row in report["rows"])
     assert {row["epsilon"] for row in report["rows"]} == {0.001}  # float32 on both sides; never zero
-    assert any("accepted draft tokens" in note for note in report["notes"])
+    assert any("draft tokens were accepted" in note for note in report["notes"])
     assert [each["bias"] for each in report["power"]] == [0.01, 0.05]
     text = page.read_text()
     assert text.count("<svg") == 2

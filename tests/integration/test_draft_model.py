@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from forerun import LLM, SpeculationConfig
 from forerun.core.batch_sampling import BatchSampling
+from forerun.core.exponential_race import clocks, exponential_race_rows
 from forerun.core.logits_processors import RowContext, TokenHistory, apply_logits_processors
 from forerun.core.logits_warper import probabilities
+from forerun.core.noise import signed
 from forerun.core.verify import VerifyRequest, verify
 from forerun.drafters.draft_model import PREFILL_CHUNK, ModelDrafter
 from forerun.errors import ConfigurationError, VocabularyMismatch
 from forerun.models.runner import Runner
 from forerun.models.tokenization import check_same_vocabulary
-from forerun.types import ROOT, Draft, RequestView, SamplingParams, Verdict
+from forerun.types import Draft, RequestView, SamplingParams, Verdict
+from integration.local_models import make_draft_model
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_k=8)
@@ -112,8 +117,8 @@ def test_sampled_draft_tokens_carry_the_q_they_were_sampled_from(model: Any, dra
     for node, token in enumerate(draft.tokens.tolist()):
         before = text + draft.tokens[:node].tolist()
         expected = probabilities(logits(model, before)[None], BatchSampling.of([SAMPLED]))[0]
-        assert (draft.q[node - 1].probs - expected).abs().max() < 1e-5
-        assert draft.q[node - 1].probs[token] > 0
+        assert (draft.proposals_of_nodes()[node].probs - expected).abs().max() < 1e-5
+        assert draft.proposals_of_nodes()[node].probs[token] > 0
 
 
 def test_sampled_draft_tokens_follow_q(drafter: ModelDrafter) -> None:
@@ -125,7 +130,7 @@ def test_sampled_draft_tokens_follow_q(drafter: ModelDrafter) -> None:
         views = [RequestView(f"{number}-{i}", [1, 2, 3], sampling=SAMPLED) for i in range(4)]
         for view, draft in zip(views, drafter.propose(views, [1] * 4), strict=True):
             counts[draft.tokens[0]] += 1
-            q = draft.q[ROOT].probs.double().numpy()
+            q = draft.proposals_of_nodes()[0].probs.double().numpy()
             drafter.forget(view.id)
     possible = q > 0
     assert counts[~possible].sum() == 0
@@ -135,8 +140,6 @@ def test_sampled_draft_tokens_follow_q(drafter: ModelDrafter) -> None:
 def test_seeded_draft_tokens_equal_the_seeded_output_of_the_same_model(
     model: Any, drafter: ModelDrafter
 ) -> None:
-    from forerun.core.exponential_race import exponential_race_rows
-    from forerun.core.noise import signed
 
     text = [1, 2, 3]
     (draft,) = drafter.propose([RequestView("r", text, sampling=SEEDED)], [6])
@@ -239,6 +242,64 @@ def test_coupled_drafts_of_the_target_itself_are_accepted_under_every_setting(
     assert sum(accepted) < 8 * length
 
 
+def test_the_tree_of_a_seeded_request_has_the_chain_and_the_runners_up_of_its_races(model: Any) -> None:
+    view = RequestView("r", [1, 2, 3], sampling=SEEDED)
+    (chain,) = make(copy.deepcopy(model)).propose([view], [3])
+    (tree,) = make(model, branches=3).propose([view], [9])
+    assert not tree.sampled.any()
+    assert not tree.q
+    node = -1
+    for token in chain.tokens.tolist():  # the winners, first among their siblings
+        (node,) = (
+            child
+            for child in range(len(tree))
+            if tree.parents[child] == node and int(tree.tokens[child]) == token
+        )
+    before = [1, 2, 3]
+    q = probabilities(logits(model, before)[None], BatchSampling.of([SEEDED]), [RowContext()])[0].numpy()
+    times = np.array(clocks(VOCAB, signed(SEEDED.seed or 0), len(before))) / np.maximum(q, 1e-30)
+    at_root = [int(tree.tokens[child]) for child in range(len(tree)) if tree.parents[child] == -1]
+    assert sorted(at_root) == sorted(np.argsort(times)[: len(at_root)].tolist())
+
+
+def test_trees_of_seeded_requests_have_more_accepted_tokens_than_chains(tiny_llama: Any) -> None:
+    accepted = {1: 0, 3: 0}
+    sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(24)]
+    for branches in accepted:
+        for each in sampling:
+            drafter = make(make_draft_model(tiny_llama, 0.1), branches=branches)
+            (draft,) = drafter.propose([RequestView("r", [1, 2, 3], sampling=each)], [4 * branches])
+            texts = [[1, 2, 3, *draft.tokens[draft.path(node)].tolist()] for node in range(len(draft))]
+            rows = torch.stack([logits(tiny_llama, text) for text in ([1, 2, 3], *texts)])
+            request = VerifyRequest(draft, each, each.seed or 0, 3, TokenHistory([1, 2, 3], []))
+            accepted[branches] += len(verify([request], rows)[0].accepted)
+    assert accepted[3] > 1.15 * accepted[1], accepted
+
+
+def test_several_draft_models_by_name_draft_together(tiny_llama: Any, tmp_path: Path) -> None:
+    for name, noise in (("one", 0.02), ("other", 0.08)):
+        make_draft_model(tiny_llama, noise).save_pretrained(tmp_path / name)
+    settings: dict[str, Any] = {"max_tokens": 24, "ignore_end": True, "max_draft": 6}
+    plain = LLM(copy.deepcopy(tiny_llama), "none", max_length=64)
+    llm = LLM(
+        copy.deepcopy(tiny_llama),
+        f"model:{tmp_path / 'one'},model:{tmp_path / 'other'}",
+        max_length=64,
+        config=SpeculationConfig(adaptive=False),
+    )
+    assert llm.engine.speculator.default_drafters == ("model", "model 2")
+    each: dict[str, Any]
+    for each in ({}, {"temperature": 1.0, "seed": 3}):
+        (found,) = llm.generate([[1, 2, 3]], **(settings | each))
+        (expected,) = plain.generate([[1, 2, 3]], **(settings | each))
+        assert found.token_ids == expected.token_ids
+        assert set(found.stats.by_drafter) >= {"model", "model 2"}
+    (sampled,) = llm.generate([[1, 2, 3]], **settings, temperature=1.0)
+    counts = [stats.num_draft_tokens for stats in sampled.stats.by_drafter.values()]
+    assert len(counts) == 2
+    assert max(counts) <= 2 * min(counts), "both have a share of the tree"
+
+
 def test_a_tree_is_rolled_back_to_the_committed_tokens(model: Any) -> None:
     text = [1, 2, 3]
     drafter = make(model, branches=3)
@@ -282,7 +343,7 @@ def test_vocabularies_may_differ_by_padding(model: Any, target_vocab: int) -> No
     drafter = ModelDrafter(Runner(model, num_slots=1), target_vocab)
     (draft,) = drafter.propose([RequestView("r", [1, 2, 3], sampling=SAMPLED)], [3])
     draft.check(target_vocab)
-    for proposal in draft.q.values():
+    for proposal in draft.proposals_of_nodes().values():
         assert proposal.probs.shape == (target_vocab,)
         assert float(proposal.probs.sum()) == pytest.approx(1.0, abs=1e-5)
     with pytest.raises(ConfigurationError, match="branches is 0"):

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("transformers", reason="needs the extra `local`")
 
 from forerun import LLM
-from forerun.engines.local import llm as local
+from forerun.engines.local import draft_models
 from forerun.errors import ConfigurationError
 from forerun.models.loading import has_bfloat16_instructions, load_model, resolve_device
 
@@ -38,7 +38,7 @@ def test_the_draft_model_is_loaded_onto_the_device_of_the_target(
         calls.append(arguments)
         return copy.deepcopy(tiny_llama)
 
-    monkeypatch.setattr(local, "load_model", load)
+    monkeypatch.setattr(draft_models, "load_model", load)
     LLM(tiny_llama, "model:small", max_batch=1, max_length=64)
     assert calls == [("small", torch.float32, tiny_llama.device)]
 

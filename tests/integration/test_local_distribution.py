@@ -60,6 +60,8 @@ CASES = [
     (("model", "suffix"), "auto"),
     (("sampled tree",), "auto"),
     (("suffix",), "auto"),
+    (("model, trees",), "auto"),
+    (("model", "another model"), "rejection"),
 ]
 
 
@@ -91,7 +93,12 @@ class WrongQ:
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         return [
-            replace(draft, q={node: self._other(q) for node, q in draft.q.items()})
+            replace(
+                draft,
+                q={
+                    int(draft.parents[node]): self._other(q) for node, q in draft.proposals_of_nodes().items()
+                },
+            )
             for draft in self.honest.propose(views, budgets)
         ]
 
@@ -100,7 +107,7 @@ class WrongQ:
         return Proposal(wider / wider.sum(), q.replacement)
 
 
-@pytest.mark.parametrize(("names", "verifier"), [CASES[0], CASES[1], CASES[3]])
+@pytest.mark.parametrize(("names", "verifier"), [CASES[0], CASES[1], CASES[3], CASES[5]])
 def test_a_wrong_q_is_detected(
     tiny_llama: Any, distribution: FloatArray, names: tuple[str, ...], verifier: str
 ) -> None:

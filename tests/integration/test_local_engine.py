@@ -331,7 +331,7 @@ def test_merged_drafts_are_not_block_verified(tiny_llama: Any, monkeypatch: pyte
 
     monkeypatch.setattr(local_engine, "verify_requests", verify)
     sampled = SamplingParams(temperature=0.5)
-    for names, expected in ((("model",), (True, True)), (("model", "suffix"), (True, False))):
+    for names, expected in ((("model",), (True, True)), (("suffix", "model"), (True, False))):
         seen.clear()
         engine = make_engine(tiny_llama, make_drafters(tiny_llama, *names))
         generate(engine, [Request("r", (1, 2, 1, 2, 1, 2, 1), max_tokens=12, sampling=sampled)])

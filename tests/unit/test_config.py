@@ -41,7 +41,7 @@ def test_an_unknown_key_raises_and_names_the_nearest_known_one(key: str, nearest
 
 
 def test_an_unknown_key_without_a_near_match_raises_and_lists_all_keys() -> None:
-    with pytest.raises(UnknownKey, match="there are drafters, draft_model, max_draft"):
+    with pytest.raises(UnknownKey, match="there are drafters, draft_model, run_ahead, max_draft"):
         SpeculationConfig.parse({"zzz": 1})
 
 

@@ -26,7 +26,7 @@ LAYERS = (
     {"servers"},
     {"audit", "simulate"},
     {"bench", "distill"},
-    {"tune", "selftest", "testing", "pytest_plugin"},
+    {"tune", "theory", "selftest", "testing", "pytest_plugin"},
     {"cli"},
 )
 """A package may import packages of earlier layers, and itself."""

@@ -77,6 +77,21 @@ def test_a_recording_is_matched_along_a_tree() -> None:
     assert verdict_for(draft, np.array([6, 7])) == Verdict((1,), 7), "the last token is never a draft token"
 
 
+def test_a_suspension_ends_in_the_next_text_as_in_engines() -> None:
+    class WrongAtFirst(Oracle):
+        def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
+            self.num_right = 0 if views[0].id == "replay-0" else 7
+            return super().propose(views, budgets)
+
+    text = list(range(200))
+    recorded = [transcript(text[:10], text[10:], name) for name in ("wrong", "right")]
+    replay = Replay(WrongAtFirst(text, 0), nodes=8, cost=linear_cost(0.1))
+    stats = replay.run(recorded)
+    wrong, right = stats["wrong"], stats["right"]
+    assert wrong.num_draft_tokens < 0.6 * wrong.num_steps, "drafting was suspended"
+    assert right.tokens_per_step > 3.0, "and goes on once lookups match"
+
+
 def test_with_a_price_only_drafts_that_pay_are_verified() -> None:
     recorded = [transcript(list(range(10)), list(range(10, 30))) for _ in range(20)]
     expensive = Replay(Oracle(list(range(30)), num_right=0), nodes=8, cost=linear_cost(0.5))

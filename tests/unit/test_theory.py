@@ -125,3 +125,71 @@ def test_best_gamma_maximises_the_speedup(alpha: float, c: float) -> None:
     speedups = [theory.speedup(alpha, gamma, c) for gamma in range(65)]
     assert speedups[best] == pytest.approx(max(speedups))
     assert (best > 0) == (alpha > c) or abs(alpha - c) < 1e-9
+
+
+def enumerated_steps(factors: list[Fraction], gamma: int) -> Fraction:
+    """The expected number of steps, over all outcomes of every step."""
+    if not factors:
+        return Fraction(0)
+    total, reached = Fraction(1), Fraction(1)
+    drafted = min(gamma, len(factors) - 1)
+    for accepted in range(drafted + 1):
+        rejected = 1 - factors[accepted] if accepted < drafted else Fraction(1)
+        total += reached * rejected * enumerated_steps(factors[accepted + 1 :], gamma)
+        reached *= factors[accepted]
+    return total
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "numerators", [[1], [3, 1], [0, 4, 2, 3, 1], [4, 4, 4, 4], [0, 0, 0], [1, 3, 2, 2, 4]]
+)
+def test_expected_steps_equal_their_enumeration(numerators: list[int], gamma: int) -> None:
+    factors = [Fraction(n, 4) for n in numerators]
+    expected = float(enumerated_steps(factors, gamma))
+    assert theory.expected_steps([float(each) for each in factors], gamma) == pytest.approx(expected)
+
+
+def test_expected_steps_agree_with_equation_1_for_equal_factors() -> None:
+    """Beyond the end of an output, where the last draft is cut off."""
+    tokens_per_step = 20_000 / theory.expected_steps([0.7] * 20_000, 4)
+    assert tokens_per_step == pytest.approx(theory.expected_tokens(0.7, 4), rel=1e-3)
+
+
+@pytest.mark.parametrize(("p", "q"), PAIRS)
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
+def test_lenient_distance_equals_its_enumeration(p: list[int], q: list[int], lenience: float) -> None:
+    """The distribution of a step with one draft token, over the draft token and the residual."""
+    exact_p, exact_q = ([Fraction(n, sum(row)) for n in row] for row in (p, q))
+    factor = Fraction(lenience).limit_denominator(10)
+    accepted = [
+        min(Fraction(1), p_x / (factor * q_x)) * q_x if q_x else Fraction(0)
+        for p_x, q_x in zip(exact_p, exact_q, strict=True)
+    ]
+    residual = [max(p_x - q_x, Fraction(0)) for p_x, q_x in zip(exact_p, exact_q, strict=True)]
+    left = 1 - sum(accepted)
+    emitted = [
+        a + (left * r / sum(residual) if sum(residual) else Fraction(0))
+        for a, r in zip(accepted, residual, strict=True)
+    ]
+    assert sum(emitted) == 1
+    distance = sum(abs(e - p_x) for e, p_x in zip(emitted, exact_p, strict=True)) / 2
+    found = theory.lenient_distance(np.array(p) / sum(p), np.array(q) / sum(q), lenience)
+    assert found == pytest.approx(float(distance), abs=1e-12)
+    assert lenience < 1 or distance == 0
+
+
+@given(st.floats(0, 0.99), st.floats(0.001, 0.5))
+def test_no_fixed_draft_length_beats_the_oracle(alpha: float, c: float) -> None:
+    fixed = theory.speedup(alpha, theory.best_gamma(alpha, c), c)
+    assert theory.oracle_speedup(alpha, c) >= fixed - 1e-9
+
+
+def test_the_oracle_gains_about_60_percent() -> None:
+    """Section 3.5: up to about 60 % over the best fixed length, for typical alpha and c."""
+    gains = [
+        theory.oracle_speedup(alpha, c) / theory.speedup(alpha, theory.best_gamma(alpha, c), c)
+        for alpha in (0.5, 0.6, 0.7, 0.8, 0.9)
+        for c in (0.01, 0.02, 0.05, 0.1)
+    ]
+    assert 1.5 < max(gains) < 1.7

@@ -18,6 +18,7 @@ import numpy as np
 from forerun.bench.transcripts import Transcript
 from forerun.control.candidates import Candidates
 from forerun.control.controller import Controller
+from forerun.control.step import Step
 from forerun.control.step_cost import StepCost
 from forerun.drafters.tree_merge import verdict_for
 from forerun.types import Draft, Drafter, FloatArray, LogitsDrafter, RequestView, Tokens
@@ -168,10 +169,13 @@ class Replay:
             self._learn_logits(name, transcript, 0 if self.prompt_logits else num_prompt - 1, num_prompt)
         while known < len(tokens):
             view = RequestView(name, tokens[:known], num_prompt=num_prompt)
-            began = time.perf_counter()
-            (draft,) = self.drafter.propose([view], [self._max_draft(known - num_prompt)])
-            totals.draft_seconds += time.perf_counter() - began
-            num_emitted = self._step(name, draft, tokens[known:], totals)
+            step = self.controller.begin_step([name], rows=1)
+            draft = Draft.chain([])
+            if self.draft_all or self.controller.should_draft(step)[0]:
+                began = time.perf_counter()
+                (draft,) = self.drafter.propose([view], [self._max_draft(known - num_prompt)])
+                totals.draft_seconds += time.perf_counter() - began
+            num_emitted = self._verify(step, name, draft, tokens[known:], totals)
             self._learn_logits(name, transcript, known - 1, known - 1 + num_emitted)
             known += num_emitted
         self.controller.forget(name)
@@ -187,9 +191,11 @@ class Replay:
         """The longest draft that can still be emitted: each step emits one token beyond the accepted ones."""
         return self.nodes if self.max_tokens is None else min(self.nodes, self.max_tokens - num_output - 1)
 
-    def _step(self, name: str, draft: Draft, ahead: Tokens, totals: ReplayStats) -> int:
+    def _verify(self, step: Step, name: str, draft: Draft, ahead: Tokens, totals: ReplayStats) -> int:
         """Verify one draft and return the number of tokens that the step emits."""
-        step = self.controller.begin_step([name], rows=1)
+        if len(draft):
+            matches = (1, int(draft.tokens[0] == ahead[0]))
+            self.controller.accounting.record_matches(step, ((0, 0), matches))
         candidates = Candidates.from_drafts([draft], partial(self.controller.kind, step))
         if self.draft_all or draft.survival is None:  # a draft without estimates is verified whole
             candidates.mandatory[:], step.is_baseline = True, False

@@ -1,17 +1,19 @@
-"""Shared by commands: progress bars, one-line errors, checks of output paths, and renamed options."""
+"""Shared by commands: progress bars, one-line errors, output paths, lists of numbers, renamed options."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+Number = TypeVar("Number", int, float)
 
 _FIGURE_FORMATS: Final = (".png", ".svg", ".pdf")
 
@@ -112,6 +114,19 @@ def check_figure(path: Path) -> None:
             f"cannot write {path}: unknown figure format {path.suffix!r}; end the name in {known}"
         )
     require_matplotlib()
+
+
+def comma_separated(given: str, kind: Callable[[str], Number]) -> list[Number]:
+    """The numbers of an option with a list of them; counts are at least 1."""
+    try:
+        found = [kind(each) for each in given.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"got {given!r}, expected numbers separated by commas") from error
+    if any(each < 0 for each in found) or (kind is int and 0 in found):
+        raise typer.BadParameter(
+            f"got {given!r}, expected numbers that are not negative, and at least 1 for counts"
+        )
+    return found
 
 
 def renamed_options(

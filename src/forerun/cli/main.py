@@ -50,7 +50,7 @@ app.command(
 app.add_typer(bench, name="bench", rich_help_panel=_MEASURE)
 app.command(cls=renamed_options({"--shared": "--share-outputs"}), rich_help_panel=_MEASURE)(replay)
 app.command(rich_help_panel=_MEASURE)(trace)
-app.command(rich_help_panel=_THEORY)(theory)
+app.add_typer(theory, name="theory", rich_help_panel=_THEORY)
 app.command(rich_help_panel=_THEORY)(simulate)
 
 

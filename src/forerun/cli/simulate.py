@@ -23,7 +23,7 @@ def simulate(
     scenario: Annotated[
         str | None,
         typer.Argument(
-            help="A YAML file, or a built-in one: agents, chat, fleet, laptop.", metavar="SCENARIO"
+            help="A YAML file, or a built-in one: agents, chat, fleet, laptop, run-ahead.", metavar="SCENARIO"
         ),
     ] = None,
     grid: Annotated[
@@ -163,14 +163,14 @@ def _print_wrong_estimates(results: list[dict[str, Any]]) -> None:
 
 
 def _scenario(given: str, replicas: int | None, plot: Path | None, as_json: bool) -> None:
-    from forerun.simulate.scenario import BASELINE, FIXED, FORERUN, Scenario, run_scenario
+    from forerun.simulate.scenario import Scenario, run_scenario
 
     scenario = Scenario.read(given)
     if replicas is not None:
         scenario = scenario.scaled(replicas)
     results: list[ScenarioResult] = []
-    with progress_bar("simulating", 3) as progress:
-        for policy in (BASELINE, FIXED, FORERUN):
+    with progress_bar("simulating", len(scenario.policies)) as progress:
+        for policy in scenario.policies:
             results.append(run_scenario(scenario, policy))
             progress(len(results))
     if plot is not None:

@@ -66,10 +66,11 @@ def _accepts_prefix(
 
 def _surplus_mass(forest: Forest, rows: IntArray, p: RowSource, a: PerRow, b: PerRow) -> PerRow:
     """The row sums of `_surplus`."""
-    sampled = forest.sampled[forest.first_child[rows]]
+    children = forest.first_child[rows]
+    sampled = forest.sampled[children]
     mass = np.empty(len(rows), dtype=a.dtype)
     if sampled.any():
-        q = forest.q_rows(rows[sampled])
+        q = forest.q_rows(children[sampled])
         mass[sampled] = residual_mass(arrays.read_each_row(p, rows[sampled]), q, b[sampled], a[sampled])
     if not sampled.all():
         p_chosen = arrays.copy_rows(p, rows[~sampled])
@@ -85,7 +86,7 @@ def _surplus(forest: Forest, rows: IntArray, p: VocabRows, a: PerRow, b: PerRow)
     surplus = arrays.scale_rows(p, a) if chosen.size else p
     arrays.zero_entries(surplus, chosen, forest.tokens[children[chosen]])
     if sampled.size:
-        q = forest.q_rows(rows[sampled])
+        q = forest.q_rows(children[sampled])
         surplus = arrays.overwrite_rows(
             surplus, sampled, residual(arrays.read_rows(p, sampled), q, b[sampled], a[sampled])
         )

@@ -24,7 +24,10 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """One tree per request; every array except `start` has one entry per row."""
+    """One tree per request; every array except `start` has one entry per row.
+
+    `proposals` has the distribution that each sampled row was sampled from.
+    """
 
     start: IntArray
     tokens: IntArray
@@ -52,15 +55,12 @@ class Forest:
             sampled[is_node] = np.concatenate([draft.sampled for draft in drafts])
             _check_order(drafts, inner, sizes)
         proposals = {
-            root + 1 + node: proposal
-            for root, draft in zip(start[:-1].tolist(), drafts, strict=True)
-            for node, proposal in draft.q.items()
-            if -1 <= node < len(draft)
+            int(start[request]) + 1 + node: proposal
+            for request in np.flatnonzero([draft.sampled.any() for draft in drafts]).tolist()
+            for node, proposal in _proposals_of(request, drafts[request]).items()
         }
         first_child, next_sibling = _link(parent)
-        forest = cls(start, tokens, parent, _depths(parent), first_child, next_sibling, sampled, proposals)
-        forest._check_proposals()
-        return forest
+        return cls(start, tokens, parent, _depths(parent), first_child, next_sibling, sampled, proposals)
 
     @property
     def num_requests(self) -> int:
@@ -92,11 +92,10 @@ class Forest:
     def q_of_tokens(self, nodes: IntArray) -> PerRow:
         """q(x) of each draft token x; 1 for chosen draft tokens."""
         sampled = np.flatnonzero(self.sampled[nodes])
-        parents, tokens = self.parent[nodes[sampled]].tolist(), self.tokens[nodes[sampled]].tolist()
         q_x: list[Any] = [1] * len(nodes)
         for i, number in zip(
             sampled.tolist(),
-            arrays.gather([self.proposals[row].probs for row in parents], tokens),
+            arrays.gather(self.q_rows(nodes[sampled]), self.tokens[nodes[sampled]].tolist()),
             strict=True,
         ):
             q_x[i] = number
@@ -108,12 +107,12 @@ class Forest:
             )
         return numbers
 
-    def q_rows(self, parents: IntArray) -> list[Distribution]:
-        """The distributions that the sampled children of these rows were sampled from."""
-        return [self.proposals[row].probs for row in parents.tolist()]
+    def q_rows(self, nodes: IntArray) -> list[Distribution]:
+        """The distributions that these sampled nodes were sampled from."""
+        return [self.proposals[node].probs for node in nodes.tolist()]
 
     def earlier_sampled_siblings(self, nodes: IntArray) -> tuple[IntArray, IntArray]:
-        """Sampled siblings before each of these nodes, where sampling was without replacement.
+        """Siblings sampled before each of these nodes from the same q, where that was without replacement.
 
         Returns pairs (i, token) for nodes[i], as two arrays: nodes[i] could not have been that token.
         """
@@ -121,10 +120,10 @@ class Forest:
         for i, node in enumerate(nodes.tolist()):
             parent = int(self.parent[node])
             sibling = int(self.first_child[parent])
-            if sibling == node or not self.sampled[node] or self.proposals[parent].replacement:
+            if sibling == node or not self.sampled[node] or self.proposals[node].replacement:
                 continue
             while sibling != node:
-                if self.sampled[sibling]:
+                if self.proposals.get(sibling) is self.proposals[node]:
                     if self.tokens[sibling] == self.tokens[node]:
                         raise InvalidDraft(
                             f"token {self.tokens[node]} was sampled twice from a q without replacement;"
@@ -180,14 +179,13 @@ class Forest:
         if other := {str(kind) for kind in kinds} - {"torch.float32"}:
             raise InvalidDraft(f"q is {other.pop()}; sample from a float32 q and pass that q")
 
-    def _check_proposals(self) -> None:
-        """Raise if a sampled draft token has no q."""
-        for row in np.unique(self.parent[self.sampled]).tolist():
-            if row not in self.proposals:
-                raise InvalidDraft(
-                    f"request {self.request_of(np.array([row]))[0]}: sampled children have no q; pass"
-                    " the q they were sampled from"
-                )
+
+def _proposals_of(request: int, draft: Draft) -> dict[int, Proposal]:
+    """The distribution of every sampled node; the error names the request."""
+    try:
+        return draft.proposals_of_nodes()
+    except InvalidDraft as error:
+        raise InvalidDraft(f"request {request}: {error}") from None
 
 
 def _link(parent: IntArray) -> tuple[IntArray, IntArray]:

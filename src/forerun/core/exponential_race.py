@@ -11,7 +11,7 @@ compiled kernel that generates clocks only for tokens that can still win, on oth
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from forerun.core.noise import BLOCK, LANES, Stream, philox, token_noise
 from forerun.core.row_threads import over_rows
 from forerun.core.tensors import torch
 from forerun.types import IntArray
+
+RACE_SPREAD: Final = 0.5
+MAX_RACERS: Final = 64
+"""For `race_confidences`: scale of the noise between log p and log q; tokens that are considered."""
 
 
 def exponential_race(p: Any, clocks: Any) -> int:
@@ -54,16 +58,37 @@ def exponential_race_rows(p: torch.Tensor, keys: IntArray, positions: IntArray) 
     return winners
 
 
+def race_confidences(q: torch.Tensor, keys: IntArray, positions: IntArray) -> torch.Tensor:
+    """[rows, vocabulary]: estimates of how likely each token wins a race of another, unknown distribution
+    with the same clocks.
+
+    They decrease in clock / q. If the logarithms of the unknown p differ from those of q by independent noise
+    with a Gumbel distribution of scale `RACE_SPREAD`, they are exact. Only the `MAX_RACERS` most likely
+    tokens of q are considered.
+    """
+    values, tokens = q.topk(min(MAX_RACERS, q.shape[1]), dim=-1)
+    first, rest = token_noise(tokens.numpy(force=True), positions[:, None], keys[:, None])
+    clocks_of_racers = _torch_clocks(*(torch.from_numpy(bits).to(q.device) for bits in (first, rest)))
+    log_times = clocks_of_racers.log() - values.double().log()
+    confidences = torch.softmax(-log_times / RACE_SPREAD, dim=-1).to(q.dtype)
+    return torch.zeros_like(q).scatter_(1, tokens, confidences)
+
+
 def _race_with_torch(p: torch.Tensor, keys: IntArray, positions: IntArray) -> IntArray:
     """The race on devices without compiled kernels. Clocks may differ from the CPU's in the last bit."""
     tokens = torch.arange(p.shape[1], device=p.device)
     winners = []
     for row, key, position in zip(p, keys.tolist(), positions.tolist(), strict=True):
         first, rest = token_noise(tokens, position, key)
-        time = -torch.log1p(-(first.double() * 281474976710656.0 + rest + 0.5) * 2.0**-64) / row
+        time = _torch_clocks(first, rest) / row
         winner = torch.where(row > 0, time, math.inf).argmin()
         winners.append(torch.where(row[winner] > 0, winner, -1))
     return torch.stack(winners).numpy(force=True)
+
+
+def _torch_clocks(first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """`clock` of tensors."""
+    return -torch.log1p(-(first.double() * 281474976710656.0 + rest + 0.5) * 2.0**-64)
 
 
 _philox = inlined(philox)

@@ -75,7 +75,7 @@ def _resample_only_children(
         return active
     requests = active[only]
     rows = here[requests]
-    tokens = sample_residual(arrays.read_each_row(p, rows), forest.q_rows(rows), v[requests])
+    tokens = sample_residual(arrays.read_each_row(p, rows), forest.q_rows(child[only]), v[requests])
     next_tokens[requests] = tokens
     return np.concatenate([active[~only], requests[tokens < 0]])
 
@@ -146,7 +146,7 @@ class SiblingVerifier:
 
     def _q(self, nodes: IntArray) -> tuple[Sequence[Distribution], PerRow]:
         """q of each node, without earlier siblings if sampled without replacement, and its mass."""
-        q: Sequence[Distribution] = self.forest.q_rows(self.forest.parent[nodes])
+        q: Sequence[Distribution] = self.forest.q_rows(nodes)
         mass = arrays.ones_like_rows(self.p)[: len(nodes)]
         rows, tokens = self.forest.earlier_sampled_siblings(nodes)
         if rows.size:

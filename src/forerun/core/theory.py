@@ -2,7 +2,7 @@
 
 alpha is the acceptance rate, gamma the number of draft tokens, c the cost of one draft token and c_hat its
 arithmetic operations, both relative to one forward pass of the target. As in the paper, the draft tokens of a
-chain are accepted independently with equal probability.
+chain are accepted independently with equal probability, unless a function takes one factor per position.
 """
 
 from __future__ import annotations
@@ -41,6 +41,20 @@ def coupled_matches(p: FloatArray, q: FloatArray) -> FloatArray:
     return matches
 
 
+def lenient_distance(p: FloatArray, q: FloatArray, lenience: float) -> float:
+    """Total variation distance between p and the tokens emitted with lenience l.
+
+    A token x is emitted with probability min(p(x) / l, q(x)) as a draft token, and otherwise from the
+    normalised max(p - q, 0).
+    """
+    p, q = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
+    emitted = np.minimum(p / lenience, q)
+    residual = np.maximum(p - q, 0.0)
+    if residual.any():
+        emitted = emitted + (1.0 - emitted.sum()) * residual / residual.sum()
+    return float(np.abs(emitted - p).sum() / 2)
+
+
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Expected tokens per step (equation 1): (1 - alpha^(gamma + 1)) / (1 - alpha)."""
     return float(sum(alpha**i for i in range(gamma + 1)))
@@ -62,9 +76,38 @@ def expected_accepted_along(factors: Sequence[float], gamma: int) -> list[float]
     return [float(np.cumprod(values[start : start + gamma]).sum()) for start in starts]
 
 
-def speedup(alpha: float, gamma: int, c: float = 0.0) -> float:
-    """Expected wall-time improvement over non-speculative decoding (theorem 3.8)."""
-    return expected_tokens(alpha, gamma) / (gamma * c + 1.0)
+def expected_steps(factors: Sequence[float], gamma: int) -> float:
+    """Expected number of steps for an output, with up to gamma draft tokens in each.
+
+    `factors` are the acceptance probabilities of a draft token at each position, given the emitted token and
+    that the draft tokens before it are accepted. A step never drafts beyond the last but one token.
+    """
+    num = len(factors)
+    steps = [0.0] * (num + 1)
+    for start in range(num - 1, -1, -1):
+        reached, remaining = 1.0, 1.0
+        for at in range(start, min(start + gamma, num - 1)):
+            remaining += reached * (1.0 - factors[at]) * steps[at + 1]
+            reached *= factors[at]
+        steps[start] = remaining + reached * steps[min(start + gamma, num - 1) + 1]
+    return steps[0]
+
+
+def speedup(alpha: float, gamma: int, c: float = 0.0, verification: float = 1.0) -> float:
+    """Expected wall-time improvement over non-speculative decoding (theorem 3.8).
+
+    `verification` is the time of verifying gamma draft tokens, relative to one forward pass without any; the
+    paper takes it as 1.
+    """
+    return expected_tokens(alpha, gamma) / (gamma * c + verification)
+
+
+def oracle_speedup(alpha: float, c: float = 0.0) -> float:
+    """`speedup` if every draft had exactly the tokens that will be accepted, without a bound (section 3.5).
+
+    Steps emit 1 / (1 - alpha) tokens and draft all but one of them.
+    """
+    return 1.0 / (1.0 - alpha + c * alpha) if alpha < 1.0 or c else float("inf")
 
 
 def operations(alpha: float, gamma: int, c_hat: float = 0.0) -> float:

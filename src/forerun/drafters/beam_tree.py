@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forerun.core.tensors import torch
+from forerun.core.token_tree import tokens_above
 from forerun.models.input_rows import COMMITTED
 from forerun.types import ROOT, Draft
 
@@ -51,11 +52,7 @@ class BeamTree:
 
     def path(self, node: int) -> list[int]:
         """The tokens from the root to a node, including its own; none for the root."""
-        tokens: list[int] = []
-        while node != ROOT:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
+        return tokens_above(node, self.tokens, self.parents)
 
     def next_rows(self) -> tuple[list[int], list[int]]:
         """Tokens of the frontier, and the rows of their parents."""

@@ -7,7 +7,7 @@ It truncates rejected draft tokens from the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,16 +17,19 @@ from forerun.core import arrays
 from forerun.core.acceptance import sample_inverse_cdf
 from forerun.core.batch_sampling import BatchSampling
 from forerun.core.exponential_race import exponential_race_rows
-from forerun.core.logits_processors import RowContext, TokenHistory, apply_logits_processors
+from forerun.core.logits_processors import RowContext, TokenHistory
 from forerun.core.logits_warper import probabilities
 from forerun.core.noise import signed
 from forerun.core.tensors import torch
 from forerun.drafters.beam_tree import BeamTree
+from forerun.drafters.draft_chain import DraftChain, is_unseeded
+from forerun.drafters.draft_rows import DraftRows, processed_logits
+from forerun.drafters.sampled_tree import SampledTree, SiblingRates, tree_shape
 from forerun.drafters.tree_merge import descend
 from forerun.errors import ConfigurationError
 from forerun.models.input_rows import InputRows
 from forerun.models.runner import Runner
-from forerun.types import Draft, IntArray, Proposal, RequestView, Verdict
+from forerun.types import Draft, IntArray, RequestView, Verdict
 
 NAME: Final = "model"
 
@@ -50,9 +53,9 @@ class ModelDrafter:
 
     Greedy requests get the most likely tokens: a chain, or with `branches` a tree. Requests with a seed get
     the draft model's own tokens under the noise of each position, which often equal the target's. Other
-    requests get a chain sampled from q, with q attached; `rng` supplies the randomness. q is the
-    draft model's distribution after the request's sampling settings; penalties count the draft tokens before
-    a position.
+    requests get tokens sampled from q, with q attached: a chain, or with `branches` a tree of as many nodes;
+    `rng` supplies the randomness. q is the draft model's distribution after the request's sampling settings;
+    penalties count the draft tokens before a position.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class ModelDrafter:
         self.branches = branches
         self.rng = rng or np.random.default_rng()
         self._states: dict[str, _DraftState] = {}
+        self._sibling_rates = SiblingRates()
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         """One draft per view; empty where no slot is free or the request is too long."""
@@ -73,10 +77,13 @@ class ModelDrafter:
         drafting = [i for i, capacity in enumerate(max_lengths) if capacity > 0]
         if drafting:
             logits = self._catch_up([views[i] for i in drafting])
-            trees = [i for i in drafting if self.branches > 1 and views[i].sampling.greedy]
-            chains = [i for i in drafting if i not in trees]
+            sampled = {i for i in drafting if is_unseeded(views[i])}
+            chains = drafting if self.branches == 1 else []
+            trees = [i for i in drafting if self.branches > 1 and i not in sampled]
+            sampled_trees = [i for i in drafting if self.branches > 1 and i in sampled]
             row_of = {i: row for row, i in enumerate(drafting)}
-            for some, draft_some in ((chains, self._chains), (trees, self._trees)):
+            kinds = ((chains, self._chains), (trees, self._trees), (sampled_trees, self._sampled_trees))
+            for some, draft_some in kinds:
                 if some:
                     rows = logits[[row_of[i] for i in some]]
                     for i, draft in zip(
@@ -87,8 +94,10 @@ class ModelDrafter:
                         drafts[i] = draft
         return drafts
 
-    def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:  # noqa: A002
-        """Does nothing: committed tokens appear in the view."""
+    def learn(self, id: str, draft: Draft, verdict: Verdict) -> None:  # noqa: A002, ARG002
+        """Learn which siblings of sampled trees are accepted; committed tokens appear in the view."""
+        if self.branches > 1 and draft.sampled.any():
+            self._sibling_rates.learn(draft, verdict)
 
     def forget(self, id: str) -> None:  # noqa: A002
         """Free the slot of a request."""
@@ -147,32 +156,35 @@ class ModelDrafter:
         self, views: Sequence[RequestView], budgets: Sequence[int], logits: torch.Tensor
     ) -> list[Draft]:
         """One chain per request, one token per forward pass. `budgets` fixes the lengths beforehand."""
-        tokens: list[list[int]] = [[] for _ in views]
-        proposals: list[list[Proposal]] = [[] for _ in views]
-        chosen_q: list[list[float]] = [[] for _ in views]
+        chains = [DraftChain() for _ in views]
         active = list(range(len(views)))
         while active:
-            some = [views[i] for i in active]
-            next_tokens, q = self._sample_next(some, [tokens[i] for i in active], logits)
-            row_q = q[torch.arange(len(active)), torch.from_numpy(next_tokens)].tolist()
-            for row, i in enumerate(active):
-                tokens[i].append(int(next_tokens[row]))
-                proposals[i].append(Proposal(q[row]))
-                chosen_q[i].append(row_q[row])
-            active = [i for i in active if len(tokens[i]) < budgets[i]]
+            self._extend([views[i] for i in active], [chains[i] for i in active], logits)
+            active = [i for i in active if len(chains[i].tokens) < budgets[i]]
             if active:
-                logits = self._forward_drafts(
-                    [(self._states[views[i].id], tokens[i][-1:], [len(tokens[i]) - 2]) for i in active]
-                )
-        return [
-            Draft.chain(
-                tokens[i],
-                q=() if view.sampling.greedy or view.sampling.seed is not None else proposals[i],
-                source=NAME,
-                survival=np.cumprod(chosen_q[i], dtype=np.float32),
-            )
-            for i, view in enumerate(views)
-        ]
+                logits = self._forward_last([views[i] for i in active], [chains[i] for i in active])
+        return [self._finish(view, chain) for view, chain in zip(views, chains, strict=True)]
+
+    def _forward_last(self, views: Sequence[RequestView], chains: Sequence[DraftChain]) -> torch.Tensor:
+        """Run the last token of each chain through the model."""
+        return self._forward_drafts(
+            [
+                (self._states[view.id], chain.tokens[-1:], [len(chain.tokens) - 2])
+                for view, chain in zip(views, chains, strict=True)
+            ]
+        )
+
+    def _finish(self, view: RequestView, chain: DraftChain) -> Draft:
+        """The draft of a finished chain."""
+        return chain.draft(view, NAME)
+
+    def _extend(
+        self, views: Sequence[RequestView], chains: Sequence[DraftChain], logits: torch.Tensor
+    ) -> None:
+        """Draw the next token of each chain from its row of logits."""
+        tokens, q = self._sample_next(views, [chain.path for chain in chains], logits)
+        for row, (chain, token) in enumerate(zip(chains, tokens.tolist(), strict=True)):
+            chain.append(token, q[row])
 
     def _sample_next(
         self, views: Sequence[RequestView], before: Sequence[Sequence[int]], logits: torch.Tensor
@@ -187,7 +199,7 @@ class ModelDrafter:
         next_tokens = np.empty(len(views), dtype=np.int64)
         q = torch.empty_like(logits)
         if len(greedy):
-            processed = _processed(logits, settings, contexts)
+            processed = processed_logits(logits, settings, contexts)
             next_tokens[greedy] = arrays.finite_argmax(processed, greedy)
             q[greedy] = torch.softmax(processed[greedy], dim=-1)  # its confidence, for the survival
         others = np.flatnonzero(~settings.greedy)
@@ -217,31 +229,45 @@ class ModelDrafter:
     def _trees(
         self, views: Sequence[RequestView], budgets: Sequence[int], logits: torch.Tensor
     ) -> list[Draft]:
-        """One tree per request, level by level; each level extends the `branches` most likely nodes."""
+        """One tree of chosen tokens per request; each level extends the `branches` most likely nodes."""
         trees = [BeamTree(self.branches, budget) for budget in budgets]
+        return self._grow(views, trees, logits, DraftRows.confidences)
+
+    def _sampled_trees(
+        self, views: Sequence[RequestView], budgets: Sequence[int], logits: torch.Tensor
+    ) -> list[Draft]:
+        """One sampled tree per request; `budgets` fixes the shapes beforehand."""
+        probs = self._sibling_rates.probs
+        trees = [SampledTree(*tree_shape(budget, probs), self.rng) for budget in budgets]
+        return self._grow(views, trees, logits, DraftRows.distributions)
+
+    def _grow(
+        self,
+        views: Sequence[RequestView],
+        trees: Sequence[BeamTree | SampledTree],
+        logits: torch.Tensor,
+        distributions: Callable[[DraftRows, torch.Tensor], torch.Tensor],
+    ) -> list[Draft]:
+        """Grow one tree per request, level by level, with a forward pass between two levels."""
         histories = [_history(view) if view.sampling.looks_back else TokenHistory() for view in views]
-        active = list(range(len(views)))
+        active = [i for i, tree in enumerate(trees) if tree.frontier]
         while active:
-            nodes = [(i, node) for i in active for node in trees[i].frontier]
-            settings = BatchSampling.of([views[i].sampling for i, _ in nodes])
-            contexts = [RowContext(histories[i], trees[i].path(node)) for i, node in nodes]
-            q_rows = torch.softmax(_processed(logits, settings, contexts), dim=-1)
-            rows = torch.split(q_rows, [len(trees[i].frontier) for i in active])
-            for i, q in zip(active, rows, strict=True):
-                trees[i].grow(q)
+            nodes = [(i, trees[i].path(node)) for i in active for node in trees[i].frontier]
+            rows = DraftRows(
+                BatchSampling.of([views[i].sampling for i, _ in nodes]),
+                [RowContext(histories[i], path) for i, path in nodes],
+                np.array([len(views[i].tokens) + len(path) for i, path in nodes]),
+                [views[i].sampling.seed for i, _ in nodes],
+            )
+            q = torch.split(distributions(rows, logits), [len(trees[i].frontier) for i in active])
+            for i, q_rows in zip(active, q, strict=True):
+                trees[i].grow(q_rows)
             active = [i for i in active if trees[i].frontier]
             if active:
                 logits = self._forward_drafts(
                     [(self._states[views[i].id], *trees[i].next_rows()) for i in active]
                 )
         return [tree.draft(NAME) for tree in trees]
-
-
-def _processed(logits: torch.Tensor, settings: BatchSampling, contexts: Sequence[RowContext]) -> torch.Tensor:
-    """The logits after the logits processors, as a copy."""
-    processed = logits.clone()
-    apply_logits_processors(processed, settings, contexts)
-    return processed
 
 
 def _history(view: RequestView) -> TokenHistory:

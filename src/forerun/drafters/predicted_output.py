@@ -13,7 +13,7 @@ import numpy as np
 
 from forerun.config import PREDICTION
 from forerun.drafters.matches import Ints
-from forerun.types import BoolArray, Draft, Float32Array, IntArray, RequestView, Tokens, Verdict
+from forerun.types import BoolArray, Draft, Float32Array, FloatArray, IntArray, RequestView, Tokens, Verdict
 
 MAX_CONTEXT: Final = 16
 """Maximum number of output tokens that realignment compares."""
@@ -35,11 +35,31 @@ a step, whatever the prediction.
 BACKWARD_COST: Final = 2
 """The distance of a token before the divergence, relative to that of a token after it."""
 
-_NUM_RUN_CLASSES: Final = 6
-"""Classes of the number of tokens since the alignment began: 0, 1, 2, 3 to 4, 5 to 8, and more."""
+_FIRST: Final = 0
+"""The class of the output's first position."""
 
-_PRIOR: Final = np.array([(1.0, 3.0), (2.0, 1.0), (2.5, 0.7), (3.0, 0.5), (3.5, 0.4), (4.0, 0.2)])
-"""Counts of predicted tokens that the output had, and that it did not have, before the first observation."""
+_BEFORE: Final = 1
+"""The class of later positions before the output is aligned for the first time."""
+
+_FIRST_RUN_CLASS: Final = 2
+"""The first of six classes: 0, 1, 2, 3 to 4, 5 to 8 and more tokens since the output was aligned."""
+
+_RATES: Final = np.array(
+    [
+        [0.50, 0.050, 0.500, 0.95, 0.96, 0.98, 0.99, 0.997],
+        [0.40, 0.050, 0.350, 0.82, 0.86, 0.90, 0.93, 0.960],
+        [0.02, 0.005, 0.007, 0.09, 0.15, 0.20, 0.40, 0.600],
+    ]
+)
+"""How often the output has the predicted token, by class, in three cases: it copies the prediction, it
+follows it with changes, or the two share no more than common phrases.
+"""
+
+_PRIOR: Final[FloatArray] = np.array([0.35, 0.35, 0.3])
+"""The probability of each case before the first token."""
+
+_PROB_CHANGE: Final = 0.005
+"""The probability, per token, that another case begins."""
 
 
 class Alignment:
@@ -49,6 +69,8 @@ class Alignment:
     diverges, one token is taken to be replaced until a context of the output is found in the prediction
     again: the longest, and the nearest of the longest ones. `matched` marks the tokens of the prediction that
     the output had where they were expected.
+
+    Survival is that of a mixture of the cases in `_RATES`; a few tokens tell which of them it is.
     """
 
     def __init__(self, prediction: Tokens) -> None:
@@ -58,9 +80,10 @@ class Alignment:
         self.position = 0
         self.matched: BoolArray = np.zeros(len(self.prediction), dtype=bool)
         self._run = 0
+        self._class = _FIRST
         self._diverged_at = 0
         self._recent: list[int] = []
-        self._counts = _PRIOR.copy()
+        self._case_probs = _PRIOR
 
     @property
     def num_matched(self) -> int:
@@ -77,27 +100,39 @@ class Alignment:
     def propose(self, num: int) -> tuple[list[int], Float32Array]:
         """The predicted tokens from `position` on, at most `num`, and the survival of each."""
         tokens: list[int] = self.prediction[self.position : self.position + num].tolist()
-        rates = self._counts[:, 0] / self._counts.sum(axis=1)
-        return tokens, np.cumprod(rates[_run_classes(self._run, len(tokens))]).astype(np.float32)
+        classes = _RUN_CLASSES[np.minimum(self._run + np.arange(len(tokens)), _MAX_RUN)]
+        classes[:1] = self._class
+        survival = self._case_probs @ np.cumprod(_RATES[:, classes], axis=1)
+        return tokens, survival.astype(np.float32)
 
     def _advance(self, token: int) -> None:
         position = self.position
         is_predicted = position < len(self.prediction) and self.prediction[position] == token
         if position < len(self.prediction):
-            self._counts[_run_class(self._run), 0 if is_predicted else 1] += 1
+            self._learn(is_predicted)
         if is_predicted:
             self.matched[position] = True
             self.position += 1
             self._run += 1
-            return
+        else:
+            self._diverge(token)
+        self._class = int(_RUN_CLASSES[min(self._run, _MAX_RUN)]) if self.position else _BEFORE
+
+    def _diverge(self, token: int) -> None:
+        """Realign after a token that was not expected."""
         if self._run:
-            self._diverged_at = position
-        self._run = 0
-        found, match = self._realign(token)
+            self._diverged_at = self.position
+        found, self._run = self._realign(token)
         if found >= 0:
-            self.position, self._run = found + 1, match
-        elif position:  # text before the prediction's first token replaces none of its tokens
-            self.position = min(position + 1, len(self.prediction))
+            self.position = found + 1
+        elif self.position:  # text before the prediction's first token replaces none of its tokens
+            self.position = min(self.position + 1, len(self.prediction))
+
+    def _learn(self, is_predicted: bool) -> None:
+        """Update the probabilities of the cases by Bayes' rule."""
+        rates = _RATES[:, self._class]
+        joint = self._case_probs * (rates if is_predicted else 1.0 - rates)
+        self._case_probs = (1.0 - _PROB_CHANGE) * joint / joint.sum() + _PROB_CHANGE * _PRIOR
 
     def _realign(self, token: int) -> tuple[int, int]:
         """The position of the last token of the output in the prediction, and the length of the match there.
@@ -135,17 +170,12 @@ class Alignment:
 
 
 def _run_class(run: int) -> int:
-    """The class of a number of tokens since the alignment began."""
-    return run if run <= 2 else min((run - 1).bit_length() + 1, _NUM_RUN_CLASSES - 1)
+    """The class of a position by the number of tokens since the output was aligned."""
+    return _FIRST_RUN_CLASS + (run if run <= 2 else (run - 1).bit_length() + 1)
 
 
-_RUN_CLASSES: Final = np.array([_run_class(run) for run in range(10)])
-
-
-def _run_classes(run: int, num: int) -> IntArray:
-    """The classes of `num` tokens, the first of which is `run` tokens into the alignment."""
-    classes: IntArray = _RUN_CLASSES[np.minimum(np.arange(run, run + num), len(_RUN_CLASSES) - 1)]
-    return classes
+_MAX_RUN: Final = 9
+_RUN_CLASSES: Final[IntArray] = np.array([_run_class(run) for run in range(_MAX_RUN + 1)])
 
 
 class PredictionDrafter:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
 import numpy as np
 
-from forerun.types import ROOT, Draft, FloatArray, Tokens, Verdict
+from forerun.types import ROOT, Draft, FloatArray, Proposal, Tokens, Verdict
 
 SOURCE_SEPARATOR: Final = "+"
 """Joins the names of drafters that proposed the same token."""
@@ -24,20 +24,20 @@ def merge(drafts: Sequence[Draft]) -> Draft:
     """Merge drafts into one tree: sampled nodes first and unchanged, then chosen nodes by survival.
 
     Equal chosen siblings become one node. A chosen token equal to a sampled sibling is dropped in its favour:
-    chosen nodes may depend on the values of sampled ones before them. Of several drafts with sampled tokens
-    only the first is used, whatever their values, because two distributions cannot share a parent.
+    chosen nodes may depend on the values of sampled ones before them. Sampled drafts stand side by side, in
+    the order in which they are given: equal tokens of two of them stay two nodes.
     """
     drafts = [draft for draft in drafts if len(draft)]
     if len(drafts) <= 1:
         return drafts[0] if drafts else Draft.chain([])
-    sampled_drafts = [draft for draft in drafts if draft.sampled.any()][:1]
+    sampled_drafts = [draft for draft in drafts if draft.sampled.any()]
     tree = _Tree()
     for draft in sampled_drafts:
         tree.add(draft, verbatim=True)
     for draft in drafts:
         if not draft.sampled.any():
             tree.add(draft)
-    return tree.draft(sampled_drafts[0] if sampled_drafts else None)
+    return tree.draft(sampled_drafts)
 
 
 class _Tree:
@@ -82,25 +82,40 @@ class _Tree:
         self._survival.append(0.0)
         return len(self._tokens) - 1
 
-    def draft(self, sampled_draft: Draft | None) -> Draft:
-        """The merged tree, starting with the nodes of the sampled draft."""
-        first = 0 if sampled_draft is None else len(sampled_draft)
+    def draft(self, sampled_drafts: Sequence[Draft]) -> Draft:
+        """The merged tree, starting with the nodes of the sampled drafts."""
+        first = self._num_sampled
         survival = np.array(self._survival, dtype=np.float32)
         order = np.concatenate([np.arange(first), first + np.argsort(-survival[first:], kind="stable")])
         new_index = np.empty(len(order) + 1, dtype=np.int64)
         new_index[order] = np.arange(len(order))
         new_index[ROOT] = ROOT
         sampled = np.zeros(len(order), dtype=bool)
-        if sampled_draft is not None:
-            sampled[:first] = sampled_draft.sampled
+        if sampled_drafts:
+            sampled[:first] = np.concatenate([draft.sampled for draft in sampled_drafts])
         return Draft(
             tokens=np.array(self._tokens, dtype=np.int64)[order],
             parents=new_index[np.array(self._parents, dtype=np.int64)[order]],
             sampled=sampled,
-            q={} if sampled_draft is None else sampled_draft.q,
+            q=_side_by_side(sampled_drafts),
             source=tuple(self._sources[node] for node in order.tolist()),
             survival=survival[order],
         )
+
+
+def _side_by_side(drafts: Sequence[Draft]) -> Mapping[int, Proposal | tuple[Proposal, ...]]:
+    """The distributions of sampled drafts whose nodes follow each other and share the root."""
+    if len(drafts) == 1:
+        return drafts[0].q
+    q: dict[int, Proposal | tuple[Proposal, ...]] = {}
+    at_root: list[Proposal] = []
+    offset = 0
+    for draft in drafts:
+        of_nodes = draft.proposals_of_nodes()
+        at_root += [proposal for node, proposal in of_nodes.items() if draft.parents[node] == ROOT]
+        q |= {parent + offset: each for parent, each in draft.q.items() if parent != ROOT}
+        offset += len(draft)
+    return q | {ROOT: tuple(at_root)} if at_root else q
 
 
 def best_path(draft: Draft, survival: FloatArray) -> Draft:

@@ -35,6 +35,11 @@ class DraftRequest:
         """The request's id."""
         return self.view.id
 
+    @property
+    def has_chosen_drafts(self) -> bool:
+        """Whether draft tokens are chosen, not sampled, so that the controller may drop some of them."""
+        return self.greedy or self.view.sampling.seed is not None
+
 
 def drafters_of(
     named: tuple[str, ...] | None,
@@ -96,6 +101,15 @@ class SpeculativeStep:
         if not self.has_prediction or self.control.is_baseline:
             return should_draft
         return should_draft | [request.view.prediction is not None for request in self.requests]
+
+    def room(self, index: int, num_drafters: int = 1) -> int:
+        """The draft tokens that a tree has room for beside those sampled already, which all stay in it.
+
+        Sampling drafters share it: `num_drafters` of them are still to draft.
+        """
+        request = self.requests[index]
+        num_sampled = sum(len(draft) for draft in self.proposals[index].values() if draft.q)
+        return (request.max_tokens - num_sampled) // (1 if request.has_chosen_drafts else num_drafters)
 
     def index(self, name: str) -> int | None:
         """The position of a request in this step; None if the step does not decode it."""

@@ -66,6 +66,7 @@ class Speculator:
         self.merger = ProposalMerger(self.controller, trees=draft_format.trees)
         self.adaptive = adaptive
         self.default_drafters = tuple(drafters if default_drafters is None else default_drafters)
+        models = [MODEL, *(name for name in drafters if name.startswith(f"{MODEL} "))]
         self.drafters = {
             name: drafter
             if isinstance(drafter, GuardedDrafter)
@@ -74,13 +75,13 @@ class Speculator:
                 drafter,
                 counters,
                 draft_format,
-                max_seconds=math.inf if name == MODEL else MAX_PROPOSE_SECONDS,  # it may prefill a prompt
+                max_seconds=math.inf if name in models else MAX_PROPOSE_SECONDS,  # it may prefill a prompt
                 logger=logger,
             )
             for name, drafter in drafters.items()
         }
         self._learning_from_logits = [name for name, each in self.drafters.items() if each.learns_logits]
-        self._planned = [MODEL]
+        self._planned = models
         self._drafters_of: dict[str, set[str]] = {}
 
     @property
@@ -158,6 +159,9 @@ class Speculator:
             budgets = self._planned_budgets(step, name, users)
         else:
             budgets = [step.requests[index].max_tokens if should_draft[index] else 0 for index in users]
+        if self.merger.trees:
+            left = len(self._planned) - self._planned.index(name) if name in self._planned else 1
+            budgets = [min(each, step.room(index, left)) for index, each in zip(users, budgets, strict=True)]
         active = [(index, budget) for index, budget in zip(users, budgets, strict=True) if budget > 0]
         drafts = drafter.propose(
             [step.requests[index].view for index, _ in active], [budget for _, budget in active]
@@ -178,10 +182,8 @@ class Speculator:
         limits[users] = [max(0, step.requests[index].max_tokens) for index in users]
         lengths = self.controller.draft_lengths(step.control, planned_source(name), limits).tolist()
         branches = getattr(self.drafters[name].drafter, "branches", 1) if self.merger.trees else 1
-        return [
-            min(lengths[index] * (branches if step.requests[index].greedy else 1), int(limits[index]))
-            for index in users
-        ]
+        trees = [branches if step.requests[index].has_chosen_drafts else 1 for index in users]
+        return [min(lengths[i] * num, int(limits[i])) for i, num in zip(users, trees, strict=True)]
 
     def choose(self, step: SpeculativeStep) -> None:
         """Truncate every draft to the tokens that the controller chooses."""
@@ -246,9 +248,8 @@ class Speculator:
 
         An engine that skips them calls `record_skipped`.
         """
-        if step.has_prediction or any(name in self.drafters for name in self._planned):
-            return 0
-        return self.controller.num_steps_without_lookup(step.control)
+        needs_lookup = step.has_prediction or any(name in self.drafters for name in self._planned)
+        return 0 if needs_lookup else self.controller.num_steps_without_lookup(step.control)
 
     def record_skipped(self, step: SpeculativeStep, num_steps: int, seconds: float) -> None:
         """Record steps without lookups, of the requests of an earlier step, which took `seconds` in all."""

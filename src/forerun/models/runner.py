@@ -19,6 +19,7 @@ from forerun.errors import ConfigurationError, InvalidRequest, UnsupportedModel
 from forerun.models.attention import ATTENTION_NAME, Segment, make_blocks
 from forerun.models.input_rows import NO_ROWS, InputRows, extend_visibility, visibility
 from forerun.models.kv_cache import SlottedCache
+from forerun.models.model_call import ModelCall
 from forerun.models.packed_rows import PackedRows
 from forerun.models.probe import ModelProbe
 from forerun.types import BoolArray, IntArray
@@ -32,6 +33,7 @@ class Runner:
     The model's modules are not changed. Where the model supports attention backends, forerun's attention
     computes many sequences in one forward pass; otherwise each sequence has its own. The constructor probes
     the model and raises `UnsupportedModel` if its logits differ from those of an ordinary forward pass.
+    Forward passes are recorded in `calls` if it is a list.
     """
 
     block_sizes: Sequence[int] = ()
@@ -49,6 +51,7 @@ class Runner:
             )
             raise ConfigurationError(f"{name} is {self.max_length} tokens; it must be at least {_MIN_LENGTH}")
         self.num_forward_passes, self.seconds = 0, 0.0
+        self.calls: list[ModelCall] | None = None
         probe = ModelProbe(model, self.vocab_size)
         self.cache = SlottedCache(probe.cache_shape, num_slots, self.max_length, model.dtype, model.device)
         self._visible: dict[int, BoolArray] = {}
@@ -96,6 +99,20 @@ class Runner:
         if moves:
             self.cache.move(*np.array(moves, dtype=np.int64).T)
 
+    def retain(self, slot: int, rows: Sequence[int]) -> None:
+        """Keep these uncommitted rows of a slot, in this order, and drop the others."""
+        first = self.length(slot)
+        moves = [(slot, first + row, first + i) for i, row in enumerate(rows) if row != i]
+        if moves:
+            self.cache.move(*np.array(moves, dtype=np.int64).T)
+        self._visible[slot] = self._visible[slot][np.ix_(rows, rows)]
+
+    def advance(self, slot: int, path: Sequence[int], kept: Sequence[int]) -> None:
+        """Commit a path of a slot's uncommitted rows, keep the chain behind it, and drop the others."""
+        self.retain(slot, [*path, *kept])
+        self.cache.lengths[slot] += len(path)
+        self._visible[slot] = self._visible[slot][len(path) :, len(path) :]
+
     def truncate(self, slot: int, length: int) -> None:
         """Roll a slot back to at most `length` committed rows."""
         self.cache.lengths[slot] = min(length, self.length(slot))
@@ -136,8 +153,11 @@ class Runner:
         rows = PackedRows.of(inputs, [self._segment(each) for each in inputs])
         began = time.perf_counter()
         logits = self._compute(rows)
+        ended = time.perf_counter()
         self.num_forward_passes += 1
-        self.seconds += time.perf_counter() - began
+        self.seconds += ended - began
+        if self.calls is not None:
+            self.calls.append(ModelCall(began, ended, len(rows.tokens)))
         for segment in rows.segments:
             self._visible[segment.slot] = extend_visibility(self._visible[segment.slot], segment.visible)
         return logits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from forerun.errors import InvalidRequest, VocabularyMismatch
+from forerun.errors import ForerunError, InvalidRequest, VocabularyMismatch
 
 PromptLike: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages."""
@@ -56,7 +56,27 @@ def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
 
 
 def encode(tokenizer: Any, prompt: PromptLike) -> list[int]:
-    """The token ids of a prompt; the model's chat template encodes messages."""
+    """The token ids of a prompt; the model's chat template encodes messages. Every failure is a
+    `ForerunError`.
+    """
+    try:
+        return _encode(tokenizer, prompt)
+    except ForerunError:
+        raise
+    except Exception as error:  # a chat template may raise anything
+        raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
+
+
+def encode_prediction(tokenizer: Any, prediction: str | Sequence[int]) -> tuple[int, ...]:
+    """The token ids of a predicted output, without special tokens."""
+    if not isinstance(prediction, str):
+        return tuple(prediction)
+    if tokenizer is None:
+        raise InvalidRequest("a predicted text needs a tokenizer, and the model has none: pass tokenizer=")
+    return tuple(tokenizer(prediction, add_special_tokens=False)["input_ids"])
+
+
+def _encode(tokenizer: Any, prompt: PromptLike) -> list[int]:
     if isinstance(prompt, str):
         return list(_require(tokenizer)(prompt)["input_ids"])
     if len(prompt) and isinstance(prompt[0], Mapping):

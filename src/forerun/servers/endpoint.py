@@ -259,6 +259,17 @@ def fault_notes(*servers: Endpoint | None) -> Iterator[str]:
             yield f"retried faults of {server.url}: {counts}"
 
 
+def accepted_note(before: float | None, after: float | None) -> str:
+    """How many draft tokens a server accepted between two readings of `Endpoint.read_num_accepted`."""
+    if before is None:
+        return "the server has no metric of accepted draft tokens"
+    if after is None:
+        return "accepted draft tokens are unknown: the server's metrics could not be read at the end"
+    if after == before:
+        return "no draft token was accepted, by the server's metrics: speculation was not tested"
+    return f"{after - before:,.0f} draft tokens were accepted, by the server's metrics"
+
+
 def _refusal(url: str, response: httpx.Response) -> RequestRefused:
     return RequestRefused(f"{url} responded with status {response.status_code}: {response.text[:300]}")
 

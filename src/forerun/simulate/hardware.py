@@ -61,6 +61,7 @@ DEVICES: Final = {
 
 MODELS: Final = {
     "smollm2-135m": ModelSpec(0.135e9, 0.135e9, 2 * 30 * 3 * 64 * 2),
+    "llama-3.2-1b": ModelSpec(1.24e9, 1.24e9, 2 * 16 * 8 * 64 * 2),
     "llama-3.1-8b": ModelSpec(8.03e9, 8.03e9, 2 * 32 * 8 * 128 * 2),
     "llama-3.1-8b-q4": ModelSpec(8.03e9, 8.03e9, 2 * 32 * 8 * 128 * 2, weight_bytes=0.56),
     "llama-3.1-70b": ModelSpec(70.6e9, 70.6e9, 2 * 80 * 8 * 128 * 2),

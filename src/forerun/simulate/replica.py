@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from forerun.simulate.draft_devices import Drafting
 from forerun.simulate.policies import Policy
 from forerun.simulate.traffic import SimulatedRequest
 from forerun.types import FloatArray, IntArray
@@ -90,12 +91,14 @@ class Replica:
         *,
         max_batch: int,
         kv_capacity: float = np.inf,
+        drafting: Drafting | None = None,
     ) -> None:
         self.curve = curve
         self.policy = policy
         self.random = random
         self.max_batch = max_batch
         self.kv_capacity = kv_capacity
+        self.drafting = drafting
         self.waiting: deque[SimulatedRequest] = deque()
         self.active: list[ActiveRequest] = []
         self.stats = ReplicaStats()
@@ -130,6 +133,8 @@ class Replica:
         num_rows = float(rows + lengths.sum())
         noise = np.exp(TIMING_NOISE * self.random.standard_normal())
         seconds = float(self.curve(np.array([num_rows]), context)[0] * noise)
+        if self.drafting is not None:
+            seconds += self.drafting.seconds(lengths, seconds)
         self.last_step = SimulatedStep(seconds, len(names), 0, int(lengths.sum()))
         self.stats.steps += 1
         self.stats.decode_steps += len(names)

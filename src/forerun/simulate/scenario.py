@@ -14,6 +14,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forerun.errors import ConfigurationError
+from forerun.simulate.draft_devices import (
+    Drafting,
+    DraftModelSetup,
+    RunAheadDrafting,
+    SequentialDrafting,
+)
 from forerun.simulate.fleet import FleetOutcome, serve
 from forerun.simulate.hardware import Roofline
 from forerun.simulate.policies import ControllerPolicy, FixedLengthPolicy, Policy, profile_roofline
@@ -30,6 +36,8 @@ from forerun.simulate.traffic import (
 from forerun.types import FloatArray
 
 BASELINE, FIXED, FORERUN = "baseline", "fixed", "forerun"
+SEQUENTIAL, RUN_AHEAD = "sequential draft model", "run-ahead draft model"
+"""Policies of scenarios with a draft model; both draft at the fixed length."""
 
 MAX_QUEUE: Final = 4
 """Maximum number of waiting requests of a replica that sustains its load."""
@@ -54,6 +62,7 @@ class Scenario(BaseModel):
     prompt: Length
     output: Length
     acceptance: Acceptance
+    draft: DraftModelSetup | None = None
     max_draft: Annotated[int, Field(ge=1, le=64)] = 16
     fixed_draft: Annotated[int, Field(ge=1, le=64)] = Field(
         default=4, description="draft length of the fixed-length policy"
@@ -88,6 +97,11 @@ class Scenario(BaseModel):
         """The same scenario with `replicas` replicas and their share of the requests."""
         share = replicas / self.replicas
         return self.model_copy(update={"replicas": replicas, "arrivals": self.arrivals.scaled(share)})
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies to compare: lookup drafters take no time, a draft model takes forward passes."""
+        return (BASELINE, FIXED, FORERUN) if self.draft is None else (BASELINE, SEQUENTIAL, RUN_AHEAD)
 
     @property
     def roofline(self) -> Roofline:
@@ -156,7 +170,17 @@ def make_policy(scenario: Scenario, policy: str) -> Policy:
     """Create a policy by name."""
     if policy == FORERUN:
         return ControllerPolicy(profile_roofline(scenario.roofline), scenario.max_draft)
-    return FixedLengthPolicy(scenario.fixed_draft if policy == FIXED else 0)
+    return FixedLengthPolicy(0 if policy == BASELINE else scenario.fixed_draft)
+
+
+def make_drafting(scenario: Scenario, policy: str, random: np.random.Generator) -> Drafting | None:
+    """The time of the draft model under a policy; none for lookup drafters."""
+    if scenario.draft is None or policy not in {SEQUENTIAL, RUN_AHEAD}:
+        return None
+    setup = scenario.draft
+    if policy == SEQUENTIAL:
+        return SequentialDrafting(Roofline.of(scenario.device, setup.model, scenario.devices_per_replica))
+    return RunAheadDrafting(Roofline.of(scenario.device, setup.model, setup.devices), setup, random)
 
 
 def run_scenario(scenario: Scenario, policy: str) -> ScenarioResult:
@@ -196,6 +220,7 @@ def _replica(scenario: Scenario, policy: str, number: int) -> Replica:
         random,
         max_batch=scenario.max_batch,
         kv_capacity=roofline.context_capacity,
+        drafting=make_drafting(scenario, policy, np.random.default_rng([scenario.seed, 3, number])),
     )
 
 

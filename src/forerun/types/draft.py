@@ -35,7 +35,7 @@ class Proposal:
     replacement: bool = True
 
 
-_NO_PROPOSALS: Mapping[int, Proposal] = MappingProxyType({})
+_NO_PROPOSALS: Mapping[int, Proposal | tuple[Proposal, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,9 @@ class Draft:
         tokens: Token id of each node, int64.
         parents: Index of each node's parent, or -1.
         sampled: Whether each node was sampled from a q (True) or chosen (False).
-        q: For each parent with sampled children, the `Proposal` they were sampled from; key -1 is the root.
+        q: For each parent with sampled children, the `Proposal` they were sampled from, or a tuple with one
+            for each of them in their order; key -1 is the root. Siblings with different distributions are
+            verified in turn (iterative rejection sampling).
         source: Name of the drafter of each node, for statistics.
         survival: The drafter's estimate for each node that it and its ancestors are accepted, or None. The
             controller calibrates it and plans draft lengths by it; verification ignores it.
@@ -76,7 +78,7 @@ class Draft:
     tokens: IntArray
     parents: IntArray
     sampled: BoolArray
-    q: Mapping[int, Proposal] = field(default_factory=lambda: _NO_PROPOSALS)
+    q: Mapping[int, Proposal | tuple[Proposal, ...]] = field(default_factory=lambda: _NO_PROPOSALS)
     source: tuple[str, ...] = ()
     survival: Float32Array | None = None
 
@@ -201,11 +203,26 @@ class Draft:
             raise InvalidDraft(
                 f"tokens range from {min(tokens)} to {max(tokens)}; the vocabulary has {top} tokens"
             )
-        sampled = self.sampled.tolist()
-        if True in sampled and (missing := set(compress(parents, sampled)) - self.q.keys()):
-            raise InvalidDraft(
-                f"sampled children of node {min(missing)} have no q; pass the q they were sampled from"
-            )
+        if True in self.sampled.tolist():
+            self.proposals_of_nodes()
+
+    def proposals_of_nodes(self) -> dict[int, Proposal]:
+        """The proposal that each sampled node was sampled from; raises `InvalidDraft` if one is missing."""
+        found: dict[int, Proposal] = {}
+        num_before: dict[int, int] = {}
+        for node in np.flatnonzero(self.sampled).tolist():
+            parent = int(self.parents[node])
+            q = self.q.get(parent)
+            if isinstance(q, tuple):
+                number = num_before.get(parent, 0)
+                num_before[parent] = number + 1
+                q = q[number] if number < len(q) else None
+            if q is None:
+                raise InvalidDraft(
+                    f"sampled children of node {parent} have no q; pass the q they were sampled from"
+                )
+            found[node] = q
+        return found
 
 
 _EMPTY_DRAFT = Draft.chain([])

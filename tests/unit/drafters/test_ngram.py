@@ -129,7 +129,7 @@ def test_sampled_draft_tokens_carry_the_q_they_were_sampled_from() -> None:
         (draft,) = drafter.propose([RequestView(str(number), text)], [1])
         draft.check(vocab_size=8)
         assert draft.sampled.all()
-        assert draft.q[-1].probs.tolist() == pytest.approx([0, 0, 2 / 3, 1 / 3, 0, 0, 0, 0])
+        assert draft.proposals_of_nodes()[0].probs.tolist() == pytest.approx([0, 0, 2 / 3, 1 / 3, 0, 0, 0, 0])
         num_sampled[int(draft.tokens[0])] += 1
     # Of 2,000 draws with probability 2/3, a share outside these bounds has a probability below 1e-6.
     assert 0.61 < num_sampled[2] / 2000 < 0.72
@@ -143,7 +143,7 @@ def test_q_equals_the_relative_counts(text: list[int], seed: int) -> None:
     for node, token in enumerate(draft.tokens.tolist()):
         _, counts, _ = followers(text, context, 4)
         expected = [float(Fraction(counts[candidate], counts.total())) for candidate in range(4)]
-        assert draft.q[node - 1].probs.tolist() == pytest.approx(expected)
+        assert draft.proposals_of_nodes()[node].probs.tolist() == pytest.approx(expected)
         assert counts[token] > 0
         context.append(token)
     assert len(draft) == 5 or not followers(text, context, 4)[0], "only an unknown context ends a draft early"
@@ -169,7 +169,7 @@ def test_tokens_outside_the_vocabulary_are_not_sampled() -> None:
     drafter = NgramDrafter(rng=np.random.default_rng(0), vocab_size=8)
     (draft,) = drafter.propose([RequestView("r", [1, 9, 1, -1, 1, 2, 1])], [1])
     assert draft.tokens.tolist() == [2]
-    assert draft.q[-1].probs.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert draft.proposals_of_nodes()[0].probs.tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
     (draft,) = drafter.propose([RequestView("s", [1, 9, 1, -1, 1])], [1])
     assert len(draft) == 0
 

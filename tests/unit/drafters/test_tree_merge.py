@@ -56,9 +56,17 @@ def test_sampled_tokens_come_first_and_lookups_continue_below_them() -> None:
     assert set(merged.q) == {ROOT, 0}
 
 
-def test_of_two_sampled_drafts_the_first_is_used() -> None:
-    drafts = [Draft.chain([n], q=[Q], source=str(n)) for n in (3, 4)]
-    assert merge(drafts).tokens.tolist() == [3]
+def test_two_sampled_drafts_stand_side_by_side_each_with_its_q() -> None:
+    other = Proposal(Q.probs.flip(0))
+    one = Draft.chain([3, 5], q=[Q, Q], source="a")
+    two = Draft.chain([3, 6], q=[other, other], source="b")
+    merged = merge([one, two, tree([3, 7], [-1, 0], [0.5, 0.4], "suffix")])
+    merged.check(16)
+    assert merged.tokens.tolist() == [3, 5, 3, 6, 7]
+    assert merged.parents.tolist() == [ROOT, 0, ROOT, 2, 0]
+    assert merged.sampled.tolist() == [True] * 4 + [False]
+    proposals = merged.proposals_of_nodes()
+    assert [proposals[node] is each for node, each in enumerate((Q, Q, other, other))] == [True] * 4
 
 
 def test_equal_sampled_tokens_stay_two_nodes() -> None:

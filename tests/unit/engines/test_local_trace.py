@@ -13,7 +13,7 @@ import pytest
 
 from forerun.engines.local.request import Result, Update
 from forerun.engines.local.trace_page import write_page
-from forerun.engines.local.trace_reader import MAX_REJECTED, best_rejected, read_trace
+from forerun.engines.local.trace_reader import MAX_REJECTED, best_rejected, read_calls, read_trace
 from forerun.engines.local.trace_writer import TraceWriter, accepted_nodes
 from forerun.errors import UnreadableTrace
 from forerun.types import Draft, Verdict
@@ -146,3 +146,40 @@ def test_a_file_that_is_not_a_trace_raises(tmp_path: Path, content: str, message
         read_trace(file)
     with pytest.raises(UnreadableTrace, match="cannot read"):
         read_trace(tmp_path / "nowhere.jsonl")
+
+
+class Recorder:
+    calls: list[tuple[float, float, int]] | None = None
+
+
+def test_forward_passes_of_both_models_are_on_a_time_axis(tmp_path: Path) -> None:
+    out = io.StringIO()
+    tracer = TraceWriter(out, Letters())
+    target, draft = Recorder(), Recorder()
+    update = Update("0", (1,), "a", Draft.chain([3]), Verdict((), 1))
+    with tracer.recording({"target": target, "model": draft}):  # type: ignore[dict-item]
+        for step in range(3):
+            assert target.calls == draft.calls == []
+            began = tracer._began + step
+            target.calls += [(began, began + 0.5, 4)]
+            draft.calls += [(began + 0.5, began + 0.6, 1), (began + 0.6, began + 0.7, 1)]
+            tracer.update(update)
+    assert target.calls is None
+    file = tmp_path / "trace.jsonl"
+    file.write_text(out.getvalue())
+    assert len(read_trace(file)[0].steps) == 3
+    calls = read_calls(file)
+    assert [round(each.began, 3) for each in calls["target"]] == [0, 1, 2]
+    assert [each.num_rows for each in calls["model"]] == [1] * 6
+    page = tmp_path / "page.html"
+    write_page(read_trace(file), page, calls)
+    bars = re.findall(
+        r'<rect class="(target|draft)" x="([0-9.]+)" y="(\d+)" width="([0-9.]+)"', page.read_text()
+    )
+    assert [kind for kind, *_ in bars] == ["target"] * 3 + ["draft"] * 4, (
+        "passes after the last are not drawn"
+    )
+    (first, second), width = [float(x) for _, x, *_ in bars[:2]], float(bars[0][3])
+    assert width / (second - first) == pytest.approx(0.5, abs=0.05)
+    write_page(read_trace(file), page, {"target": calls["target"]})
+    assert "Forward passes" not in page.read_text(), "without a draft model there is nothing to compare"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_arrivals_can_be_recorded(tmp_path: Path) -> None:
         list(generate_requests(recorded, short, short, Constant(chance=0.5), 10.0, random))
 
 
-def replica(length: int, acceptance: float, **options: int) -> tuple[Replica, SimulatedRequest]:
+def replica(length: int, acceptance: float, **options: Any) -> tuple[Replica, SimulatedRequest]:
     simulated = Replica(H100, FixedLengthPolicy(length), np.random.default_rng(1), max_batch=8, **options)
     return simulated, SimulatedRequest(0.0, prompt=5000, output=200, acceptance=acceptance)
 
@@ -110,7 +111,7 @@ def test_the_controller_learns_in_a_replica() -> None:
 
 
 def test_scenarios_are_bundled_and_errors_name_the_field(tmp_path: Path) -> None:
-    assert bundled_scenarios() == ["agents", "chat", "fleet", "laptop"]
+    assert bundled_scenarios() == ["agents", "chat", "fleet", "laptop", "run-ahead"]
     for name in bundled_scenarios():
         assert Scenario.read(name).roofline.context_capacity > 0
     assert Scenario.read("fleet").scaled(10).arrivals == Poisson(rate=500)

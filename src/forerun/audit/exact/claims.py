@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,11 +22,13 @@ from forerun.audit.exact.enumeration import (
     sample_draft,
     with_patched,
 )
+from forerun.audit.exact.run_ahead_steps import draft_ahead, prepared_for_outcome
 from forerun.audit.exact.toy_models import (
     CHAINS,
     CHOSEN_CHAINS,
     MIXED_TREES,
     ONE_CHOSEN,
+    SEVERAL_MODELS,
     ToyModel,
     TreeShape,
     trees,
@@ -100,9 +103,24 @@ LOSSLESS_VERIFIERS = (
     ),
     AuditedVerifier("rejection_sample, mixed trees", StepModel(rejection_sample, sample_draft), MIXED_TREES),
     AuditedVerifier(
+        "rejection_sample, several draft models", StepModel(rejection_sample, sample_draft), SEVERAL_MODELS
+    ),
+    AuditedVerifier(
         "rejection_sample, noise of unverified tokens reused",
-        StepModel(rejection_sample, sample_draft, carry_noise=noise_of_unverified),
+        StepModel(rejection_sample, sample_draft, carry=noise_of_unverified),
         CHAINS[1:2],
+    ),
+    AuditedVerifier(
+        "rejection_sample, run-ahead drafts",
+        StepModel(rejection_sample, draft_ahead, carry=prepared_for_outcome),
+        CHAINS[:2],
+        ("generic",),
+    ),
+    AuditedVerifier(
+        "block_verify, run-ahead drafts",
+        StepModel(block_verify, draft_ahead, carry=prepared_for_outcome),
+        CHAINS[1:2],
+        ("generic",),
     ),
     AuditedVerifier(
         "rejection_sample, stride 1",
@@ -146,7 +164,8 @@ def enumeration_cases(audited: AuditedVerifier) -> Iterator[list[EnumerationCase
 
 def _enough_tokens(shape: TreeShape, vocab_size: int) -> bool:
     """Whether the vocabulary is large enough to sample the siblings without replacement."""
-    return shape.replacement or max(shape.parents.count(parent) for parent in shape.parents) <= vocab_size
+    siblings = Counter((parent, shape.model(node)) for node, parent in enumerate(shape.parents))
+    return shape.replacement or max(siblings.values()) <= vocab_size
 
 
 def enumerate_and_compare(audited: AuditedVerifier) -> tuple[list[Comparison], int]:

@@ -16,7 +16,7 @@ from forerun.audit.exact.toy_models import ExactDistribution, as_row
 from forerun.control.candidates import Candidates
 from forerun.control.controller import Controller
 from forerun.control.step_cost import StepCost
-from forerun.types import Draft, Proposal
+from forerun.types import ROOT, Draft, Proposal
 
 
 def resample_with_draft_noise(step: EnumeratedStep) -> None:
@@ -41,8 +41,10 @@ def report_another_q(
 
     def sample(step: EnumeratedStep) -> Draft:
         draft = sample_draft(step)
+        parents, of_nodes = draft.parents.tolist(), draft.proposals_of_nodes()
         changed = {
-            node: Proposal(as_row(change(tuple(q.probs))), q.replacement) for node, q in draft.q.items()
+            parents[node]: Proposal(as_row(change(tuple(q.probs))), q.replacement)
+            for node, q in of_nodes.items()
         }
         return replace(draft, q=changed)
 
@@ -94,6 +96,34 @@ def sort_siblings(step: EnumeratedStep) -> Draft:
     return replace(draft, tokens=tokens)
 
 
+def report_first_q(step: EnumeratedStep) -> Draft:
+    """Siblings of two draft models are verified with the q of the first."""
+    draft = sample_draft(step)
+    return replace(draft, q={**draft.q, **{parent: each[0] for parent, each in _tuples(draft).items()}})
+
+
+def swap_draft_models(step: EnumeratedStep) -> Draft:
+    """The distributions of two draft models are assigned to each other's tokens."""
+    draft = sample_draft(step)
+    return replace(draft, q={**draft.q, **{parent: each[::-1] for parent, each in _tuples(draft).items()}})
+
+
+def order_by_confidence(step: EnumeratedStep) -> Draft:
+    """Of two draft models, the token with the higher q is verified first, each with its own q."""
+    draft = sample_draft(step)
+    if ROOT not in (pairs := _tuples(draft)):
+        return draft
+    (first, second), (x, y) = pairs[ROOT], draft.tokens[:2].tolist()
+    if first.probs[x] >= second.probs[y]:
+        return draft
+    return replace(draft, tokens=draft.tokens[[1, 0]], q={ROOT: (second, first)})
+
+
+def _tuples(draft: Draft) -> dict[int, tuple[Proposal, ...]]:
+    """The distributions of a draft of siblings from several draft models."""
+    return {parent: each for parent, each in draft.q.items() if isinstance(each, tuple)}
+
+
 def truncate_by_value(step: EnumeratedStep) -> Draft:
     """The chain ends before the first token 0, as if that token were not worth verifying."""
     draft = sample_draft(step)
@@ -106,8 +136,8 @@ def prune_sampled_tokens(step: EnumeratedStep) -> Draft:
     draft = sample_draft(step)
     if not draft.sampled.all():
         return draft
-    qs = [draft.q[parent].probs for parent in draft.parents.tolist()]
-    probs = [float(q[token]) for q, token in zip(qs, draft.tokens.tolist(), strict=True)]
+    qs = draft.proposals_of_nodes().values()
+    probs = [float(q.probs[token]) for q, token in zip(qs, draft.tokens.tolist(), strict=True)]
     controller = Controller(StepCost((1, 2), (1.0, 1.5), prior_variance=0.0))
     controller.admit("request", greedy=False)
     plan = controller.begin_step(["request"], rows=1)

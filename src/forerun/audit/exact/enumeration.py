@@ -7,7 +7,7 @@ they do in an engine.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -31,19 +31,21 @@ BATCH_SIZE = 256
 class EnumeratedStep:
     """One outcome of one step: the request, its random numbers and its draft.
 
-    `reused_noise` holds intervals of numbers that an earlier step used and this one uses again; engines reuse
-    none.
+    `carried` is what the step before left for this one: intervals of numbers that both use, which engines
+    reuse not at all, or a draft that was prepared for its outcome. `prepared` are drafts for outcomes of this
+    step.
     """
 
     model: ToyModel
     shape: TreeShape
     prefix: Prefix
-    reused_noise: tuple[Interval, ...]
+    carried: tuple[Any, ...]
     branch: Branch
     draft: Draft | None = None
     draft_noise: list[Uniform] = field(default_factory=list)
     accept_noise: list[Uniform] = field(default_factory=list)
     next_token_noise: Uniform | None = None
+    prepared: dict[Prefix, Prefix] = field(default_factory=dict)
 
     def new_uniform(self) -> Uniform:
         """A uniform that has not been used."""
@@ -63,12 +65,12 @@ NoiseSharing: TypeAlias = Callable[[EnumeratedStep], None]
 
 @dataclass(frozen=True)
 class StepModel:
-    """How a step runs: verifier, drafting, and the noise that mutants share or reuse."""
+    """How a step runs: verifier, drafting, noise that mutants share, and what it leaves for the next step."""
 
     verify: Verifier
     draft: DraftSampler
     share_noise: NoiseSharing | None = None
-    carry_noise: Callable[[EnumeratedStep, Verdict], tuple[Interval, ...]] | None = None
+    carry: Callable[[EnumeratedStep, Verdict], tuple[Any, ...]] | None = None
 
 
 @contextmanager
@@ -112,7 +114,7 @@ class EmittedDistribution:
     num_outcomes: int
 
 
-State: TypeAlias = tuple[int, Prefix, tuple[Interval, ...]]
+State: TypeAlias = tuple[int, Prefix, tuple[Any, ...]]
 
 
 def enumerate_steps(step_model: StepModel, cases: Sequence[EnumerationCase]) -> list[EmittedDistribution]:
@@ -124,8 +126,8 @@ def enumerate_steps(step_model: StepModel, cases: Sequence[EnumerationCase]) -> 
         for (i, prefix, _), weight, step, verdict in _outcomes(step_model, cases, number, states):
             num_outcomes[i] += 1
             assert step.draft is not None
-            reused = step_model.carry_noise(step, verdict) if step_model.carry_noise else ()
-            after[i, prefix + tuple(verdict.tokens(step.draft)), reused] += weight
+            carried = step_model.carry(step, verdict) if step_model.carry else ()
+            after[i, prefix + tuple(verdict.tokens(step.draft)), carried] += weight
         states = after
     emitted: list[dict[Prefix, Fraction]] = [defaultdict(Fraction) for _ in cases]
     for (i, prefix, _), weight in states.items():
@@ -143,8 +145,8 @@ def _outcomes(
     while pending:
         batch, pending = pending[-BATCH_SIZE:], pending[:-BATCH_SIZE]
         steps = [
-            EnumeratedStep(cases[i].model, cases[i].shapes[number], prefix, reused, Branch(script))
-            for (i, prefix, reused), _, script in batch
+            EnumeratedStep(cases[i].model, cases[i].shapes[number], prefix, carried, Branch(script))
+            for (i, prefix, carried), _, script in batch
         ]
         for (state, weight, _), step, verdict in zip(batch, steps, run_step(step_model, steps), strict=True):
             pending += [(state, weight, script) for script in step.branch.unexplored]
@@ -173,26 +175,42 @@ def sample_draft(step: EnumeratedStep) -> Draft:
     """Sample each sampled node from q given its ancestors; a chosen node is q's most likely unused token."""
     shape, model = step.shape, step.model
     tokens: list[int] = []
-    proposals: dict[int, Proposal] = {}
+    proposals: dict[tuple[int, int], Proposal] = {}
     for node, (parent, sampled) in enumerate(zip(shape.parents, shape.sampled, strict=True)):
         above = _path(shape, tokens, parent)
-        q = model.q(step.prefix + above)
+        source = shape.model(node)
+        q = model.q(step.prefix + above, source)
         before = [tokens[i] for i in range(node) if shape.parents[i] == parent]
         if sampled:
-            excluded = [tokens[i] for i in range(node) if shape.parents[i] == parent and shape.sampled[i]]
+            excluded = [
+                tokens[i]
+                for i in range(node)
+                if shape.parents[i] == parent and shape.sampled[i] and shape.model(i) == source
+            ]
             weights = [0 if x in excluded and not shape.replacement else q_x for x, q_x in enumerate(q)]
-            u = (
-                Uniform(step.branch, *step.reused_noise[node])
-                if node < len(step.reused_noise)
-                else step.new_uniform()
-            )
+            u = Uniform(step.branch, *step.carried[node]) if node < len(step.carried) else step.new_uniform()
             step.draft_noise.append(u)
             tokens.append(sample_token(weights, u))
-            proposals[parent] = Proposal(as_row(q), shape.replacement)
+            proposals.setdefault((parent, source), Proposal(as_row(q), shape.replacement))
         else:
             unused = [x for x in range(len(q)) if x not in before] or [0]
             tokens.append(max(unused, key=q.__getitem__))
-    return Draft(np.array(tokens), np.array(shape.parents), np.array(shape.sampled), proposals)
+    return Draft(np.array(tokens), np.array(shape.parents), np.array(shape.sampled), _q_of(shape, proposals))
+
+
+def _q_of(
+    shape: TreeShape, proposals: Mapping[tuple[int, int], Proposal]
+) -> dict[int, Proposal | tuple[Proposal, ...]]:
+    """The distributions by parent: one for all siblings from the same draft model, otherwise one for each."""
+    q: dict[int, Proposal | tuple[Proposal, ...]] = {}
+    for parent in dict.fromkeys(parent for parent, _ in proposals):
+        siblings = [
+            proposals[parent, shape.model(node)]
+            for node, above in enumerate(shape.parents)
+            if above == parent and shape.sampled[node]
+        ]
+        q[parent] = tuple(siblings) if len(set(map(id, siblings))) > 1 else siblings[0]
+    return q
 
 
 def sample_token(weights: Sequence[Fraction | int], u: Uniform) -> int:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from forerun.audit.exact import draft_mutants as drafting
+from forerun.audit.exact import run_ahead_steps as running_ahead
 from forerun.audit.exact import verifier_mutants as verifying
 from forerun.audit.exact.claims import (
     AuditedVerifier,
@@ -22,7 +23,7 @@ from forerun.audit.exact.claims import (
     prove_bound,
 )
 from forerun.audit.exact.enumeration import StepModel, sample_draft, with_patched
-from forerun.audit.exact.toy_models import CHAINS, TreeShape, trees
+from forerun.audit.exact.toy_models import CHAINS, SEVERAL_MODELS, TreeShape, trees
 from forerun.core import block_verification as block_module
 from forerun.core import rejection_sampling as rejection_module
 from forerun.core.block_verification import block_verify
@@ -43,13 +44,12 @@ def _mutant(
 
 
 ONE, TWO = CHAINS[:1], CHAINS[1:2]
+TWO_MODELS = SEVERAL_MODELS[:1]
 MUTANTS = (
     _mutant("resample with the draft noise", ONE, share_noise=drafting.resample_with_draft_noise),
     _mutant("resample with the acceptance noise", ONE, share_noise=drafting.resample_with_acceptance_noise),
     _mutant("accept with the draft noise", ONE, share_noise=drafting.accept_with_draft_noise),
-    _mutant(
-        "reuse noise that block_verify has tested", TWO, verify=block_verify, carry_noise=noise_of_unverified
-    ),
+    _mutant("reuse noise that block_verify has tested", TWO, verify=block_verify, carry=noise_of_unverified),
     _mutant(
         "report a q of another temperature", ONE, draft=drafting.report_another_q(drafting.halfway_to_uniform)
     ),
@@ -73,6 +73,29 @@ MUTANTS = (
     _mutant("sample two, keep the more likely", ONE, draft=drafting.keep_most_likely_sample),
     _mutant("merge equal sampled siblings", PAIRS, draft=drafting.merge_equal_siblings),
     _mutant("sort sampled siblings", PAIRS, draft=drafting.sort_siblings),
+    _mutant("merge equal tokens of two draft models", TWO_MODELS, draft=drafting.merge_equal_siblings),
+    _mutant("verify two draft models with one q", TWO_MODELS, draft=drafting.report_first_q),
+    _mutant("swap the q of two draft models", TWO_MODELS, draft=drafting.swap_draft_models),
+    _mutant("verify the more confident draft model first", TWO_MODELS, draft=drafting.order_by_confidence),
+    _mutant(
+        "use a prepared draft by its tokens",
+        ONE,
+        draft=running_ahead.draft_ahead,
+        carry=running_ahead.prepared_if_it_begins_with_zero,
+    ),
+    _mutant(
+        "use a draft prepared for another outcome",
+        ONE,
+        draft=running_ahead.draft_ahead,
+        carry=running_ahead.prepared_for_another_outcome,
+    ),
+    _mutant(
+        "prepare two drafts, keep the more likely",
+        ONE,
+        draft=running_ahead.draft_the_likelier_of_two,
+        carry=running_ahead.prepared_for_outcome,
+    ),
+    _mutant("prepare with the noise of the verification", TWO, carry=running_ahead.noise_of_verification),
     _mutant(
         "verify siblings against the full p",
         PAIRS,

@@ -32,9 +32,14 @@ class ToyModel:
         p = self._table("p", prefix)
         return point_mass(p) if self.flavour == "greedy" else p
 
-    def q(self, prefix: Prefix) -> ExactDistribution:
-        """The draft's distribution after this prefix; strictly positive unless the flavour is sparse."""
-        return self.p(prefix) if self.flavour == "equal" else self._table("q", prefix)
+    def q(self, prefix: Prefix, model: int = 0) -> ExactDistribution:
+        """A draft model's distribution after this prefix; strictly positive unless the flavour is sparse.
+
+        With the flavour `equal`, that of the first draft model is the target's.
+        """
+        if self.flavour == "equal" and not model:
+            return self.p(prefix)
+        return self._table(f"q{model or ''}", prefix)
 
     def p_row(self, prefix: Prefix) -> npt.NDArray[np.object_]:
         """The target's distribution as an array."""
@@ -44,7 +49,7 @@ class ToyModel:
         key = (which, prefix)
         if key not in self._tables:
             rng = random.Random(f"{self.seed} {which} {prefix}")  # noqa: S311
-            lowest = int(which == "q" or self.flavour == "equal")
+            lowest = int(which != "p" or self.flavour == "equal")
             while sum(weights := [rng.randint(lowest, 5) for _ in range(self.vocab_size)]) == 0:
                 pass
             if self.flavour == "sparse":
@@ -69,12 +74,20 @@ def as_row(distribution: ExactDistribution) -> npt.NDArray[np.object_]:
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """The shape of a draft: its parents, which nodes are sampled, and whether with replacement."""
+    """The shape of a draft: its parents, which nodes are sampled, and whether with replacement.
+
+    `models` are the draft models that the nodes are sampled from; by default all from the first.
+    """
 
     name: str
     parents: tuple[int, ...]
     sampled: tuple[bool, ...]
     replacement: bool = True
+    models: tuple[int, ...] = ()
+
+    def model(self, node: int) -> int:
+        """The draft model of a node."""
+        return self.models[node] if self.models else 0
 
     @classmethod
     def tree(
@@ -102,6 +115,24 @@ def trees(*, replacement: bool) -> tuple[TreeShape, ...]:
         for parents in (*FORKS, *BUSHES)
     )
 
+
+def several_models(
+    parents: tuple[int, ...], models: tuple[int, ...], *, replacement: bool = True
+) -> TreeShape:
+    """A tree with nodes of several draft models."""
+    name = f"tree of {len(parents)} from {len(set(models))} draft models"
+    return TreeShape(name, parents, (True,) * len(parents), replacement, models)
+
+
+SEVERAL_MODELS = (
+    several_models((-1, -1), (0, 1)),
+    several_models((-1, -1, 0, 1), (0, 1, 0, 1)),
+    several_models((-1, -1, -1), (0, 1, 2)),
+    several_models((-1, -1, -1, 1), (0, 1, 0, 1), replacement=False),
+    several_models((-1, 0, -1, 2, 0, 2), (0, 0, 1, 1, 0, 1), replacement=False),
+    TreeShape("two draft models and a chosen token", (-1, -1, -1), (True, True, False), models=(0, 1, 0)),
+)
+"""Siblings with different q: SpecInfer's trees, and iterative rejection sampling (Stratos, section 2)."""
 
 MIXED_TREES = (
     TreeShape.tree("chosen then sampled", (-1, -1), (0,)),

@@ -19,7 +19,7 @@ from forerun.errors import (
     UnreadableAnswer,
     did_you_mean,
 )
-from forerun.servers.endpoint import fault_notes
+from forerun.servers.endpoint import accepted_note, fault_notes
 
 COLUMNS = {"name": "check", "finding": "verdict", "reason": "reason", "reports": "known from"}
 
@@ -125,9 +125,4 @@ def _notes(session: Session, before: float | None, *, interrupted: bool) -> list
     notes = list(fault_notes(session.candidate, session.baseline))
     if interrupted:
         return notes
-    after = session.candidate.read_num_accepted()
-    if before is None or after is None:
-        return [*notes, "the server has no metric of accepted draft tokens"]
-    if after == before:
-        return [*notes, "no draft token was accepted: the checks did not test speculation"]
-    return [*notes, f"{after - before:,.0f} draft tokens were accepted, by the server's metrics"]
+    return [*notes, accepted_note(before, session.candidate.read_num_accepted())]

@@ -25,7 +25,7 @@ from forerun.cli.audit.options import (
     Prompts,
     Timeout,
 )
-from forerun.cli.audit.sampling import accepted_note, prepare_cases, run_with_progress
+from forerun.cli.audit.sampling import prepare_cases, run_with_progress
 from forerun.cli.audit.servers import server_connections
 from forerun.cli.audit.show import check_page, finish
 from forerun.cli.console import check_writable
@@ -146,6 +146,7 @@ def sampled(
     from forerun.audit.sampled.sweep import choose_settings, combine
     from forerun.audit.sampled.verdict import report
     from forerun.errors import ConfigurationError
+    from forerun.servers.endpoint import accepted_note
 
     with server_connections(model, api_key, dialect, timeout) as connect:
         if (reference is None) == (baseline is None):
@@ -178,8 +179,7 @@ def sampled(
         unfinished = run_with_progress(audit)
         notes = []
         if unfinished != INTERRUPTED:  # an interrupt closes the connections
-            num_tokens = sum(row.num_sampled_tokens for row in rows)
-            notes.append(accepted_note(before, candidate_server.read_num_accepted(), num_tokens))
+            notes.append(accepted_note(before, candidate_server.read_num_accepted()))
         if unfinished:
             saved = sum(row.num_samples for row in rows)
             notes.append(f"{saved:,} samples are saved: repeat the command with --resume {journal.file}")

@@ -56,14 +56,3 @@ def run_with_progress(audit: SampledAudit) -> str:
             )
 
         return audit.run(update)
-
-
-def accepted_note(before: float | None, after: float | None, num_tokens: int) -> str:
-    """The number of draft tokens accepted during the audit, if the server has that metric."""
-    if before is None or after is None:
-        return "the server has no metric of accepted draft tokens"
-    if after == before:
-        return "the server's metrics show no accepted draft token: the samples did not test speculation"
-    return (
-        f"{after - before:,.0f} accepted draft tokens by the server's metrics ({num_tokens:,} tokens tested)"
-    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from forerun.cli.bench.show import print_results
-from forerun.cli.console import check_writable, progress_bar, report_errors
+from forerun.cli.console import check_writable, comma_separated, progress_bar, report_errors
 from forerun.prompts import PROMPT_FORMATS
 from forerun.servers.processes import STARTUP_TIMEOUT
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from forerun.bench.record_writer import RecordWriter
     from forerun.bench.served_model import ServedModel
     from forerun.bench.suites import Question
-
-Number = TypeVar("Number", int, float)
 
 _SYSTEMS: Final = "Systems"
 _WORKLOAD: Final = "Workload"
@@ -148,7 +146,11 @@ def run(
         files, per_category = _suites(suites, prompts, num_prompts)
         questions = [each for file in files for each in read_suite(file, per_category)]
         plan = BenchPlan(
-            questions, _numbers(temperature, float), _numbers(concurrency, int), max_tokens, seed
+            questions,
+            comma_separated(temperature, float),
+            comma_separated(concurrency, int),
+            max_tokens,
+            seed,
         )
         served = None
         if model is not None:
@@ -238,15 +240,3 @@ def _pair(given: str) -> tuple[str, str]:
     if not other:
         raise typer.BadParameter(f"got {given!r}, expected NAME=OTHER")
     return name, other
-
-
-def _numbers(given: str, kind: Callable[[str], Number]) -> list[Number]:
-    try:
-        found = [kind(each) for each in given.split(",")]
-    except ValueError as error:
-        raise typer.BadParameter(f"got {given!r}, expected numbers separated by commas") from error
-    if any(each < 0 for each in found) or (kind is int and 0 in found):
-        raise typer.BadParameter(
-            f"got {given!r}, expected numbers that are not negative, and at least 1 for counts"
-        )
-    return found

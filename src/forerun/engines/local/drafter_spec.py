@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from forerun.config import SpeculationConfig
@@ -10,15 +11,27 @@ from forerun.errors import ConfigurationError
 from forerun.types import Drafter
 
 DrafterSpec: TypeAlias = str | Drafter | Sequence[str | Drafter]
-"""Drafters: `auto`, `none`, names, `model:PATH`, `module:class`, drafter objects, or several of these."""
+"""Drafters: `auto`, `none`, names, `model:PATH`, `module:class`, drafter objects, or several of these. Names
+may be one text, separated by commas.
+"""
 
 
-def resolve_drafters(
-    drafter: DrafterSpec, config: SpeculationConfig
-) -> tuple[SpeculationConfig, dict[str, Drafter], tuple[str, ...]]:
-    """The configuration with the named drafters, the given drafter objects by name, and the default drafters.
+@dataclass(frozen=True, slots=True)
+class ChosenDrafters:
+    """The configuration with the named drafters, the directories of draft models and the drafter objects by
+    name, and the drafters of a request that names none.
+    """
 
-    `auto` keeps the drafters of the configuration.
+    config: SpeculationConfig
+    models: Mapping[str, str]
+    objects: Mapping[str, Drafter]
+    default: tuple[str, ...]
+
+
+def resolve_drafters(drafter: DrafterSpec, config: SpeculationConfig) -> ChosenDrafters:
+    """Read the `drafter` argument; `auto` keeps the drafters of the configuration.
+
+    The first draft model is `model`, the others are `model 2` and so on.
     """
     specs: Sequence[str | Drafter] = [drafter] if isinstance(drafter, str | Drafter) else drafter
     if not specs:
@@ -26,15 +39,13 @@ def resolve_drafters(
             "the list of drafters is empty; use auto, or none for non-speculative decoding"
         )
     names = [name.strip() for each in specs if isinstance(each, str) for name in each.split(",")]
-    given: dict[str, Drafter] = {}
+    objects: dict[str, Drafter] = {}
     for each in specs:
         if not isinstance(each, str):
             name = type(each).__name__
-            given[name if name not in given else f"{name} {len(given) + 1}"] = each
+            objects[name if name not in objects else f"{name} {len(objects) + 1}"] = each
     paths = [name.removeprefix("model:") for name in names if name.startswith("model:")]
     others = tuple(name for name in names if not name.startswith("model:"))
-    if len(paths) > 1:
-        raise ConfigurationError(f"expected at most one draft model; got {', '.join(paths)}")
     changes: dict[str, Any] = {"draft_model": paths[0]} if paths else {}
     if others == ("none",):
         changes["max_draft"] = 0
@@ -43,5 +54,7 @@ def resolve_drafters(
     elif paths and not others:
         changes["drafters"] = ("model",)
     config = SpeculationConfig(**{**config.model_dump(), **changes})
+    models = {} if config.draft_model is None else {"model": config.draft_model}
+    models |= {f"model {number}": path for number, path in enumerate(paths[1:], start=2)}
     by_name = config.default_names if names else ("model",)
-    return config, given, (*by_name, *given)
+    return ChosenDrafters(config, models, objects, (*by_name, *list(models)[1:], *objects))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, overload
 
 from forerun.config import SpeculationConfig
+from forerun.core.beam_search import BeamSettings
 from forerun.core.tensors import torch
 from forerun.drafters.draft_model import ModelDrafter
 from forerun.drafters.registry import make_drafters, warm_up
-from forerun.engines.local.drafter_spec import DrafterSpec, resolve_drafters
+from forerun.engines.local.beam_search import BeamModels, BeamResult, run_beam_search
+from forerun.engines.local.draft_models import DraftModel, load_draft_models
+from forerun.engines.local.drafter_spec import ChosenDrafters, DrafterSpec, resolve_drafters
 from forerun.engines.local.engine import Engine
 from forerun.engines.local.request import Request, Result, Update, request_factory
 from forerun.engines.local.startup import log_compilation
 from forerun.engines.local.trace_writer import TraceWriter
+from forerun.engines.speculative_beams import DraftDepth
 from forerun.errors import ConfigurationError, ForerunError, InvalidRequest, UnreadableModel
 from forerun.models.invariant_runner import InvariantRunner, make_runner
 from forerun.models.loading import (
@@ -26,11 +30,12 @@ from forerun.models.loading import (
     resolve_dtype,
 )
 from forerun.models.runner import Runner
-from forerun.models.tokenization import PromptLike, check_same_vocabulary, encode
+from forerun.models.tokenization import (
+    PromptLike,
+    encode,
+    encode_prediction,
+)
 from forerun.types import Drafter
-
-BRANCHES: Final = 3
-"""Children per node in the tree of a draft model."""
 
 DEFAULT_MAX_LENGTH: Final = 8192
 """Maximum tokens of prompt and output together, unless `max_length` is given."""
@@ -77,7 +82,9 @@ class LLM:
             )
         target: Any = load_model(model, resolve_dtype(dtype), resolve_device(device)) if by_name else model
         self.tokenizer = _tokenizer(model) if by_name and tokenizer is None else tokenizer
-        config, given, default_drafters = resolve_drafters(drafter, config or SpeculationConfig())
+        self._draft_models: dict[str, DraftModel] = {}
+        chosen = resolve_drafters(drafter, config or SpeculationConfig())
+        config = chosen.config
         with log_compilation():
             runner = make_runner(
                 target,
@@ -87,8 +94,8 @@ class LLM:
             )
             self.engine = Engine(
                 runner,
-                self._drafters(config, given, runner, tree, str(model) if by_name else None),
-                default_drafters=default_drafters,
+                self._drafters(chosen, runner, tree, str(model) if by_name else None),
+                default_drafters=chosen.default,
                 trees=tree,
                 tokenizer=self.tokenizer,
                 eos_token_ids=get_eos_token_ids(target),
@@ -102,30 +109,19 @@ class LLM:
         return isinstance(self.engine.target, InvariantRunner)
 
     def _drafters(
-        self,
-        config: SpeculationConfig,
-        given: Mapping[str, Drafter],
-        target: Runner,
-        tree: bool,
-        model: str | None,
+        self, chosen: ChosenDrafters, target: Runner, tree: bool, model: str | None
     ) -> dict[str, Drafter]:
-        """The named and the given drafters, warmed up; none if `max_draft` is 0."""
-        if not config.max_draft:
+        """The drafters, warmed up; none if `max_draft` is 0."""
+        if not chosen.config.max_draft:
             return {}
-        drafters = make_drafters(config, chain=not tree, model=model) | {
-            name: warm_up(each) for name, each in given.items()
+        self._draft_models = load_draft_models(
+            chosen.models, target, self.tokenizer, tree=tree, run_ahead=chosen.config.run_ahead
+        )
+        return {
+            **make_drafters(chosen.config, chain=not tree, model=model),
+            **{name: warm_up(each) for name, each in chosen.objects.items()},
+            **self._draft_models,
         }
-        if config.draft_model is not None:
-            drafters["model"] = self._draft_model(config.draft_model, target, tree)
-        return drafters
-
-    def _draft_model(self, path: str, target: Runner, tree: bool) -> Drafter:
-        """A draft model on the target's device, with as many slots."""
-        if self.tokenizer is not None:
-            check_same_vocabulary(self.tokenizer, _draft_tokenizer(path))
-        model = load_model(path, target.model.dtype, target.model.device)
-        draft = Runner(model, num_slots=target.cache.num_slots, max_length=target.max_length)
-        return ModelDrafter(draft, target.vocab_size, branches=BRANCHES if tree else 1)
 
     @overload
     def generate(self, prompts: str, **settings: Any) -> Result: ...
@@ -168,7 +164,7 @@ class LLM:
         if self.engine.num_unfinished:
             raise InvalidRequest("this LLM has an unfinished stream; exhaust or close it first")
         if settings.get("prediction") is not None:
-            settings["prediction"] = _encode_prediction(self.tokenizer, settings["prediction"])
+            settings["prediction"] = encode_prediction(self.tokenizer, settings["prediction"])
         make_request = request_factory({"temperature": 0.0, **settings})
         names: list[str] = []
         try:
@@ -177,14 +173,38 @@ class LLM:
                 rejected = self._add(names[-1], prompt, make_request, tracer)
                 if rejected is not None:
                     yield rejected
-            for update in self.engine.stream():
-                if tracer is not None:
-                    tracer.update(update)
-                yield update
+            if tracer is None:
+                yield from self.engine.stream()
+            else:
+                yield from self._traced(tracer)
         finally:  # the caller may close the stream early
             for name in names:
                 self.engine.cancel(name)
             list(self.engine.stream())
+
+    def beam_search(self, prompts: Sequence[PromptLike], **settings: Any) -> list[BeamResult]:
+        """Beam search, one prompt after the other; `settings` are those of `BeamSettings`.
+
+        Outputs and scores are those of transformers' `generate`. With a draft model, a forward pass covers
+        several steps where the draft's beams contain the target's.
+        """
+        search = BeamSettings(**{"end_tokens": self.engine.eos_token_ids, **settings})
+        depth = DraftDepth(self.engine.speculator.controller.cost.at)
+        draft = self._draft_models.get("model")
+        runner = draft.runner if isinstance(draft, ModelDrafter) else None
+        models = BeamModels(self.engine.target, runner, self.tokenizer)
+        return [run_beam_search(models, prompt, search, depth) for prompt in prompts]
+
+    def _traced(self, tracer: TraceWriter) -> Generator[Update, None, None]:
+        """The updates of all steps, traced with the forward passes of target and draft models."""
+        drafts = {
+            name: each.runner if isinstance(each, ModelDrafter) else each
+            for name, each in self._draft_models.items()
+        }
+        with tracer.recording({"target": self.engine.target, **drafts}):
+            for update in self.engine.stream():
+                tracer.update(update)
+                yield update
 
     def _add(
         self,
@@ -195,7 +215,7 @@ class LLM:
     ) -> Update | None:
         """Add a request to the engine; returns an update with the error if it is invalid."""
         try:
-            tokens = _encode(self.tokenizer, prompt)
+            tokens = encode(self.tokenizer, prompt)
             self.engine.add(make_request(name, tuple(tokens)))
         except ForerunError as error:
             return Update(name, result=Result(name, "", (), "error", error=error))
@@ -248,39 +268,9 @@ def generate(  # noqa: PLR0913  (keyword settings of the public API)
     return llm.generate(prompts, **settings)
 
 
-def _encode(tokenizer: Any, prompt: PromptLike) -> list[int]:
-    """The token ids of a prompt; every failure is a `ForerunError`."""
-    try:
-        return encode(tokenizer, prompt)
-    except ForerunError:
-        raise
-    except Exception as error:  # a chat template may raise anything
-        raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
-
-
-def _encode_prediction(tokenizer: Any, prediction: str | Sequence[int]) -> tuple[int, ...]:
-    """The token ids of a predicted output, without special tokens."""
-    if not isinstance(prediction, str):
-        return tuple(prediction)
-    if tokenizer is None:
-        raise InvalidRequest("a predicted text needs a tokenizer, and the model has none: pass tokenizer=")
-    return tuple(tokenizer(prediction, add_special_tokens=False)["input_ids"])
-
-
 def _tokenizer(model: str | Path) -> Any:
     """The tokenizer of a model, or None: prompts of token ids need none."""
     try:
         return load_tokenizer(model)
     except UnreadableModel:
         return None
-
-
-def _draft_tokenizer(path: str) -> Any:
-    """The tokenizer of a draft model, to compare with the target's."""
-    try:
-        return load_tokenizer(path)
-    except UnreadableModel as error:
-        raise UnreadableModel(
-            f"the draft model {path} has no tokenizer to compare with the target's:"
-            " add its tokenizer's files to that directory"
-        ) from error

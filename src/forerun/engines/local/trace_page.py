@@ -1,16 +1,20 @@
 """A trace as an HTML page.
 
-It shows each output with accepted tokens in colour, a bar per step, and the draft tree of every step.
+It shows each output with accepted tokens in colour, a bar per step, and the draft tree of every step; with a
+draft model, the forward passes of both models on a time axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, Final
 
 from forerun.engines.local.trace_reader import RequestTrace, best_rejected
+from forerun.engines.local.trace_timeline import STYLE as TIMELINE_STYLE
+from forerun.engines.local.trace_timeline import timeline
+from forerun.models.model_call import ModelCall
 from forerun.rendering.html_page import element, text_element, write_html_page
 from forerun.types import ROOT
 
@@ -39,8 +43,10 @@ ul.tree { font: .8rem/1.5 ui-monospace, monospace; list-style: none; padding-lef
 """
 
 
-def write_page(traces: Sequence[RequestTrace], file: Path) -> None:
-    """Write the page of a trace."""
+def write_page(
+    traces: Sequence[RequestTrace], file: Path, calls: Mapping[str, Sequence[ModelCall]] | None = None
+) -> None:
+    """Write the page of a trace, with the forward passes of its models if there are several."""
     legend = [
         _span("accepted", "accepted draft token"),
         _span("target", "bonus or recovered token"),
@@ -50,9 +56,10 @@ def write_page(traces: Sequence[RequestTrace], file: Path) -> None:
     body = [
         text_element("h1", "forerun trace"),
         element("p", " ".join(legend), "legend"),
+        timeline(calls or {}),
         *(_request(trace) for trace in traces),
     ]
-    write_html_page(file, f"forerun trace: {traces[0].prompt[:60] or 'steps'}", body, _STYLE)
+    write_html_page(file, f"forerun trace: {traces[0].prompt[:60] or 'steps'}", body, _STYLE + TIMELINE_STYLE)
 
 
 def _request(trace: RequestTrace) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from forerun.errors import UnreadableTrace
 from forerun.json_records import rename_keys
+from forerun.models.model_call import ModelCall
 from forerun.types import ROOT
 
 _OLD_KEYS: Final = {"said": "tokens", "guesses": "draft_tokens", "by": "drafter", "drawn": "sampled"}
@@ -48,6 +49,8 @@ def read_trace(file: Path) -> list[RequestTrace]:
         *lines, _ = file.read_text(encoding="utf-8").split("\n")  # an interrupted run may end within a line
         for number, line in enumerate(lines, start=1):  # noqa: B007
             row = json.loads(line)
+            if "calls" in row:
+                continue
             trace = traces.setdefault(row["id"], RequestTrace(row["id"]))
             if "prompt" in row:
                 trace.prompt = str(row["prompt"])
@@ -64,6 +67,16 @@ def read_trace(file: Path) -> list[RequestTrace]:
     if not traces:
         raise UnreadableTrace(f"{file} is empty; `forerun generate --trace {file}` writes a trace to it")
     return list(traces.values())
+
+
+def read_calls(file: Path) -> dict[str, list[ModelCall]]:
+    """The forward passes of a readable trace by model."""
+    calls: dict[str, list[ModelCall]] = {}
+    for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
+        row = json.loads(line)
+        if "calls" in row:
+            calls.setdefault(str(row["model"]), []).extend(ModelCall(*each) for each in row["calls"])
+    return calls
 
 
 def _read_step(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Writes traces: every step of every request as JSON lines.
 
-The first line of a request is its prompt, followed by one line per step; the last one is its result.
+The first line of a request is its prompt, followed by one line per step; the last one is its result. Lines
+between them have the forward passes of target and draft models.
 A draft token's `survival` is the probability with which the controller chose it. The controller calibrates
 it online from the drafter's own estimate, `drafter_survival`.
 """
@@ -8,11 +9,13 @@ it online from the drafter's own estimate, `drafter_survival`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from forerun.engines.local.request import Update
+from forerun.models.model_call import ModelCall
 from forerun.models.tokenization import decode
 
 
@@ -25,6 +28,12 @@ def _rounded(probability: float | None) -> float | None:
     return None if probability is None else round(probability, 4)
 
 
+class CallRecorder(Protocol):
+    """A model that records its forward passes if `calls` is a list."""
+
+    calls: list[ModelCall] | None
+
+
 class TraceWriter:
     """Writes each line as soon as its step is over."""
 
@@ -32,6 +41,7 @@ class TraceWriter:
         self._file = file
         self._tokenizer = tokenizer
         self._began = perf_counter()
+        self._recorders: Mapping[str, CallRecorder] = {}
 
     def prompt(self, name: str, prompt: Sequence[int]) -> None:
         """Write the first line of a request."""
@@ -71,6 +81,27 @@ class TraceWriter:
             )
         if update.result is not None:
             self._write({"id": update.id, "result": update.result.as_json()})
+        for model, recorder in self._recorders.items():
+            if recorder.calls:
+                times = [
+                    (round(began - self._began, 6), round(ended - self._began, 6), num_rows)
+                    for began, ended, num_rows in recorder.calls
+                ]
+                self._write({"model": model, "calls": times})
+                recorder.calls.clear()
+
+    @contextmanager
+    def recording(self, recorders: Mapping[str, CallRecorder]) -> Iterator[None]:
+        """Record the forward passes of these models, by name."""
+        self._recorders = recorders
+        for each in recorders.values():
+            each.calls = []
+        try:
+            yield
+        finally:
+            self._recorders = {}
+            for each in recorders.values():
+                each.calls = None
 
     def _token(self, token: int) -> dict[str, Any]:
         return {"token": token, "text": self._text([token])}

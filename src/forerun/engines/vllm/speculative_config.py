@@ -94,7 +94,12 @@ def _as_sampled_by(runner: Runner, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_verification(config: SpeculationConfig, runner: Runner) -> None:
-    """Raise `ConfigurationError` for a verifier that a runner does not have."""
+    """Raise `ConfigurationError` for settings that vLLM, or a runner, does not have."""
+    if config.run_ahead:
+        raise ConfigurationError(
+            "run_ahead is set; vLLM's workers draft between their steps, and only the local engine has draft"
+            " models in processes of their own: leave it out"
+        )
     if runner == "v1":
         return
     if config.lenience < 1:

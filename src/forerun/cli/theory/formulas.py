@@ -1,4 +1,4 @@
-"""`forerun theory`: the speedup of speculation, from acceptance rate and draft cost alone."""
+"""`forerun theory` without a subcommand: speedup from acceptance rate and draft cost alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ BEYOND: Final = 3
 LONGEST: Final = 32
 
 
-def theory(
+def formulas(
+    context: typer.Context,
     alpha: Annotated[
         float | None,
         typer.Option(
@@ -69,9 +70,12 @@ def theory(
 
     With --alpha: tokens per step, speedup and operations for every draft length from 0 to three beyond the
     best (32 at most); the best is marked. Without: the best draft length of several acceptance rates.
+    `forerun theory measure` measures acceptance and cost on models.
 
     Example: forerun theory --alpha 0.8 --cost 0.05
     """
+    if context.invoked_subcommand is not None:
+        return
     if plot is not None:
         from forerun.bench.figures.theory import draw_theory
         from forerun.rendering.plots import write_figure
