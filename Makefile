@@ -35,7 +35,7 @@ test: unit
 # Fails if a reference page is stale, then builds the site into site/.
 docs:
 	@$(RUN)/python scripts/reference.py --check
-	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --quiet --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict --site-dir site
 
 # Keeps freed memory, as servers' allocators do. Otherwise page faults of 28 MB blocks, which depend on the state
 # of the heap, dominate both sides of the comparison.

@@ -13,7 +13,8 @@ from forerun.rendering.plots import Figure, new_grid
 if TYPE_CHECKING:
     from forerun.simulate.scenario import Scenario, ScenarioResult
 
-POLICY_COLOURS: Final = {"baseline": light("grey"), "fixed": SERIES[0], "forerun": light("green")}
+_COLOURS: Final = (light("grey"), SERIES[0], light("green"))
+"""Colours of a scenario's policies, in order: the baseline first."""
 
 
 def draw_scenario(scenario: Scenario, results: Sequence[ScenarioResult]) -> Figure:
@@ -23,13 +24,11 @@ def draw_scenario(scenario: Scenario, results: Sequence[ScenarioResult]) -> Figu
     for axes, title in zip(rows, titles, strict=True):
         axes.set_title(title)
         axes.grid(visible=True)
-    for each in results:
+    for each, colour in zip(results, _COLOURS, strict=True):
         name = f"fixed at {scenario.fixed_draft}" if each.policy == "fixed" else each.policy
         for axes, values in zip(rows, each.time_series.series(), strict=True):
-            axes.plot(
-                each.time_series.times, values, color=POLICY_COLOURS[each.policy], label=name, linewidth=1.6
-            )
-    rows[0].legend(ncols=3, loc="upper left", bbox_to_anchor=(0.55, 1.22))
+            axes.plot(each.time_series.times, values, color=colour, label=name, linewidth=1.6)
+    rows[0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0))
     rows[1].set_ylim(bottom=0)
     rows[2].set_xlabel("seconds")
     figure.suptitle(

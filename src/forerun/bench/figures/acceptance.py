@@ -11,19 +11,26 @@ from forerun.rendering.plots import Axes, Figure, add_legend, new_grid, series_c
 _MARKERS = ("o", "s", "^", "D", "v")
 
 
-def draw_acceptance(found: Mapping[str, Any]) -> Figure:
-    """Results of `forerun theory measure`: one panel for acceptance, one for the speed of every drafter."""
+def draw_acceptance(found: Mapping[str, Any], overall: str) -> Figure:
+    """Results of `forerun theory measure`: one panel for acceptance, one for the speed of every drafter.
+
+    `overall` is the name of the category that has all outputs.
+    """
     drafts = list(dict.fromkeys(row["draft"] for row in found["speeds"]))
-    figure, (acceptance, *speeds) = new_grid(5.2 * (1 + len(drafts)), 4.6, 1, 1 + len(drafts))
-    _draw_rates(acceptance, found["acceptance"])
-    for axes, draft in zip(speeds, drafts, strict=True):
+    num_rows = 1 + len(drafts) // 2
+    figure, (acceptance, *speeds) = new_grid(12.0, 4.2 * num_rows, num_rows, 2)
+    _draw_rates(acceptance, found["acceptance"], overall)
+    for axes in speeds[len(drafts) :]:
+        axes.remove()
+    for axes, draft in zip(speeds, drafts, strict=False):
         _draw_speeds(axes, draft, [row for row in found["speeds"] if row["draft"] == draft])
     return figure
 
 
-def _draw_rates(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+def _draw_rates(axes: Axes, rows: Sequence[Mapping[str, Any]], overall: str) -> None:
     """The acceptance rate of every draft by category, with a marker for each temperature."""
-    categories = list(dict.fromkeys(row["category"] for row in rows))[::-1]
+    names = [name for name in dict.fromkeys(row["category"] for row in rows) if name != overall]
+    categories = [overall, *names[::-1]]
     drafts = list(dict.fromkeys(row["draft"] for row in rows))
     temperatures = sorted({row["temperature"] for row in rows})
     for number, draft in enumerate(drafts):
@@ -46,7 +53,7 @@ def _draw_rates(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     )
     axes.set_title(f"Acceptance (temperature {marks})")
     axes.grid(visible=True, axis="x")
-    add_legend(axes, loc="lower right")
+    add_legend(axes)
 
 
 def _draw_speeds(axes: Axes, draft: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -69,4 +76,4 @@ def _draw_speeds(axes: Axes, draft: str, rows: Sequence[Mapping[str, Any]]) -> N
     axes.set_title(f"{draft}: speedup (dashed: predicted)")
     axes.set_ylim(bottom=0)
     axes.grid(visible=True)
-    add_legend(axes, loc="best")
+    add_legend(axes)

@@ -108,8 +108,9 @@ def measure(
         if plot is not None:
             from forerun.bench.figures.acceptance import draw_acceptance
             from forerun.rendering.plots import write_figure
+            from forerun.theory.acceptance import ALL
 
-            write_figure(lambda: draw_acceptance(found), plot)
+            write_figure(lambda: draw_acceptance(found, ALL), plot)
             typer.echo(f"drawn to {plot}", err=True)
     if as_json:
         command = ["forerun", *(Path(each).name if "/" in each else each for each in sys.argv[1:])]
