@@ -18,6 +18,7 @@ from forerun.prompts import PROMPT_FORMATS
 
 if TYPE_CHECKING:
     from forerun.cli.startup_progress import StartupProgress
+    from forerun.config import SpeculationConfig
     from forerun.engines.local.llm import LLM
     from forerun.engines.local.trace_writer import TraceWriter
     from forerun.models.tokenization import PromptLike
@@ -51,6 +52,17 @@ def generate(
         list[str] | None,
         typer.Option(
             help="Drafters: auto, none, ngram, suffix, model:PATH, module:class; may be repeated.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    speculation: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Configuration of speculation (JSON), as for forerun serve; --drafter, --share-outputs and"
+            " --invariant take precedence.",
             rich_help_panel=_SPECULATION,
         ),
     ] = None,
@@ -178,7 +190,7 @@ def generate(
                 progress,
                 model,
                 drafter or "auto",
-                share_outputs,
+                _config(speculation, share_outputs),
                 dtype=dtype,
                 device=device,
                 max_batch=1 if show else concurrency,
@@ -232,16 +244,26 @@ def _startup_progress() -> Iterator[StartupProgress]:
         yield handler
 
 
-def _load(
-    progress: StartupProgress, model: str, drafter: str | list[str], share_outputs: bool, **options: Any
-) -> LLM:
-    """The model, with a spinner while it is loaded."""
+def _config(file: Path | None, share_outputs: bool) -> SpeculationConfig:
+    """The configuration in a file, or the default one, with the outputs of earlier prompts if asked for."""
     from forerun.config import SpeculationConfig
 
+    config = SpeculationConfig() if file is None else SpeculationConfig.parse(file)
+    return config.model_copy(update={"share_outputs": True}) if share_outputs else config
+
+
+def _load(
+    progress: StartupProgress,
+    model: str,
+    drafter: str | list[str],
+    config: SpeculationConfig,
+    **options: Any,
+) -> LLM:
+    """The model, with a spinner while it is loaded."""
     with progress.spinning(f"loading {Path(model).name or model}"):
         from forerun.engines.local.llm import LLM
 
-        return LLM(model, drafter, config=SpeculationConfig(share_outputs=share_outputs), **options)
+        return LLM(model, drafter, config=config, **options)
 
 
 @contextmanager
