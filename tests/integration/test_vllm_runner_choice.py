@@ -161,7 +161,7 @@ def supported(runner: Runner, method: str, **forerun: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("runner", "method"),
-    [("v1", "custom_class"), ("v2", "ngram_gpu"), ("v1", "draft_model"), ("v2", "eagle3"), ("v2", "mtp")],
+    [("v1", "custom_class"), ("v2", "ngram_gpu"), ("v1", "draft_model"), ("v1", "eagle3"), ("v2", "mtp")],
 )
 def test_engines_with_arguments_of_their_runner_start(runner: Runner, method: str) -> None:
     model = {"draft_model": "m"} if is_model_method(method) else {}
@@ -173,7 +173,7 @@ def test_engines_with_arguments_of_their_runner_start(runner: Runner, method: st
     [
         (supported("v1", "ngram_gpu"), "V1"),
         (supported("v2", "custom_class"), "V2"),
-        (supported("v1", "eagle3", draft_model="m"), "V2"),
+        (supported("v1", "dflash", draft_model="m"), "V2"),
         (supported("v2", "medusa"), "medusa"),
         (supported("v2", "eagle3"), "`model`"),
         (supported("v2", "ngram_gpu", lenience=0.5), "lenience"),

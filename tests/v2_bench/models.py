@@ -166,7 +166,7 @@ def write_draft(folder: Path, target: dict[str, Tensor], noise: float = DRAFT_NO
     save(folder, perturbed, {**config, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
 
 
-def write_eagle3(folder: Path, target: dict[str, Tensor]) -> None:
+def write_eagle3(folder: Path, target: dict[str, Tensor], draft_vocab: int = DRAFT_VOCAB) -> None:
     """A random EAGLE-3 head with a reduced vocabulary.
 
     Its attention copies the embedding of the input token to the output, and its output head is that of the
@@ -174,8 +174,9 @@ def write_eagle3(folder: Path, target: dict[str, Tensor]) -> None:
     """
     generator = torch.Generator().manual_seed(2)
     randn = partial(torch.randn, generator=generator)
-    kept = torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
-    is_kept = torch.zeros(VOCAB, dtype=torch.bool)
+    vocab = len(target["lm_head.weight"])
+    kept = torch.randperm(vocab, generator=generator)[:draft_vocab].sort().values
+    is_kept = torch.zeros(vocab, dtype=torch.bool)
     is_kept[kept] = True
     copied = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1)
     weights = {
@@ -186,11 +187,12 @@ def write_eagle3(folder: Path, target: dict[str, Tensor]) -> None:
         "norm.weight": torch.ones(HIDDEN),
         "fc.weight": 0.05 * randn(HIDDEN, len(AUX_LAYERS) * HIDDEN),
         "lm_head.weight": target["lm_head.weight"][kept],
-        "d2t": kept - torch.arange(DRAFT_VOCAB),
+        "d2t": kept - torch.arange(draft_vocab),
         "t2d": is_kept,
     }
     aux = {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)}
-    config = {**CONFIG, "num_hidden_layers": 1, "draft_vocab_size": DRAFT_VOCAB, "model_type": "llama"}
+    sizes = {"vocab_size": vocab, "draft_vocab_size": draft_vocab}
+    config = {**CONFIG, **sizes, "num_hidden_layers": 1, "model_type": "llama"}
     save(folder, weights, {**config, "eagle_config": aux, **aux, "architectures": ["LlamaForCausalLMEagle3"]})
 
 

@@ -102,6 +102,12 @@ def check_verification(config: SpeculationConfig, runner: Runner) -> None:
         )
     if runner == "v1":
         return
+    if config.sampled:
+        raise ConfigurationError(
+            "sampled is set; vLLM's V2 model runner accepts draft tokens only where they equal the target's"
+            " sample, which a chosen token does more often than a sampled one: leave it out, or set"
+            " VLLM_USE_V2_MODEL_RUNNER=0"
+        )
     if config.lenience < 1:
         raise ConfigurationError(
             f"lenience is {config.lenience}; vLLM's V2 model runner accepts draft tokens only where they"
@@ -139,10 +145,10 @@ def check_method(method: str, runner: Runner) -> None:
     """Raise `ConfigurationError` unless forerun accepts a method of vLLM that runs a model on this runner."""
     if not is_model_method(method):
         raise ConfigurationError(f"method {method!r} of {_FLAG}: {_REMEDIES.get(method, _USE_VLLM)}")
-    if runner == "v1" and method != "draft_model":
+    if runner == "v1" and method == "dflash":
         raise ConfigurationError(
             f"method {method!r} of {_FLAG} needs vLLM's V2 model runner, and this server runs V1; use a draft"
-            " model (--draft-model), or vllm serve"
+            " model (--draft-model) or an EAGLE head, or vllm serve"
         )
 
 

@@ -14,6 +14,7 @@ from vllm.v1.worker import gpu_model_runner
 
 from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.logits_recorder import LogitsRecorder
+from forerun.engines.vllm.speculative_config import is_model_method
 from forerun.engines.vllm.step_plan import read_plan
 from forerun.engines.vllm.step_report import StepReport, attach_report
 from forerun.engines.vllm.v1.gumbel_sampling import install_gumbel_argmax, samples_like_vllm
@@ -41,7 +42,7 @@ def install_sampler(runner: Any) -> None:
     recorder = LogitsRecorder()
     _record_logits(runner, recorder)
     _capture_plan(runner, sampler, recorder)
-    if runner.speculative_config.uses_draft_model():
+    if is_model_method(runner.speculative_config.method):
         _time_draft_model(runner)
 
 
