@@ -78,6 +78,11 @@ class SpeculationConfig(BaseModel):
     share_outputs: bool = Field(
         default=False, description="draft from other requests' outputs, within one cache_salt"
     )
+    sampled: bool = Field(
+        default=False,
+        description="ngram samples its draft tokens from its counts, for sampled requests without a seed, and"
+        " they are verified against that q (local engine and vLLM's V1 runner)",
+    )
     corpora: tuple[Path, ...] = Field(default=(), description="files of `forerun corpus build` to draft from")
     verifier: VerifierName = Field(
         default="auto",

@@ -57,6 +57,7 @@ def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 
 
     makers: dict[str, Callable[[], Drafter]] = {
         "ngram": NgramDrafter,
+        "ngram, sampled": lambda: NgramDrafter(order=2, rng=np.random.default_rng(5), vocab_size=VOCAB),
         "suffix": SuffixDrafter,
         "model": lambda: draft_model(0.05, branches),
         "model, trees": lambda: draft_model(0.05, 3),

@@ -62,6 +62,8 @@ CASES = [
     (("suffix",), "auto"),
     (("model, trees",), "auto"),
     (("model", "another model"), "rejection"),
+    (("ngram, sampled",), "auto"),
+    (("ngram, sampled", "suffix"), "auto"),
 ]
 
 

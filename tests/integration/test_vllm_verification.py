@@ -22,8 +22,10 @@ from vllm.v1.sample.sampler import Sampler as StockSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from forerun.config import SpeculationConfig
+from forerun.engines.vllm.sparse_q import SparseQ
 from forerun.engines.vllm.step_plan import StepPlan
 from forerun.engines.vllm.v1.sampler import SpeculativeSampler
+from forerun.types import Draft, Proposal
 from integration.test_vllm_sampler import CONFIG
 from integration.test_vllm_sampler_identity import runner_of, sampling
 
@@ -39,15 +41,18 @@ def sample_drafts(generator: torch.Generator) -> torch.Tensor:
     return torch.stack([torch.multinomial(q, NUM, True, generator=generator) for q in Q], dim=1)
 
 
-def emit(drafts: torch.Tensor, is_sampled: Callable[[str], bool], **config: Any) -> list[list[int]]:
-    """The output of every request; the plan lists the names that are sampled."""
+def emit(
+    drafts: torch.Tensor, is_sampled: Callable[[str], bool], q: SparseQ | None = None, **config: Any
+) -> list[list[int]]:
+    """The output of every request; the plan lists the names that are sampled, or has a q for each."""
     outputs: list[list[int]] = [[] for _ in range(NUM)]
     extra = {"extra_args": config.pop("extra_args", None)}
     runner = runner_of(outputs, LogitsProcessors(), **extra)
     runner._draft_probs = Q.expand(NUM, *Q.shape)
     runner._draft_prob_req_ids = runner.input_batch.req_ids
     sampler = SpeculativeSampler(StockSampler(), runner, SpeculationConfig(**config))
-    sampler.plan = StepPlan(sampled=frozenset(filter(is_sampled, runner.input_batch.req_ids)))
+    names = frozenset(filter(is_sampled, runner.input_batch.req_ids))
+    sampler.plan = StepPlan(sampled=names) if q is None else StepPlan(q=dict.fromkeys(names, q))
     metadata = SpecDecodeMetadata.make_dummy(drafts.tolist(), torch.device("cpu"))
     output = sampler(metadata, None, P[: drafts.shape[1] + 1].log().repeat(NUM, 1), sampling(NUM, outputs))
     return [[token for token in row if token >= 0] for row in output.sampled_token_ids.tolist()]
@@ -92,6 +97,38 @@ def test_sabotaged_a_lookup_that_is_verified_against_q_changes_the_distribution(
     assert p_value(emit(torch.ones(NUM, 1, dtype=torch.int64), lambda name: name in same)) < 1e-9, (
         "verifying against q just where a lookup equals the sample conditions on its value"
     )
+
+
+SPARSE = torch.tensor([[0.5, 0.0, 0.3, 0.0, 0.2, 0.0], [0.0, 0.6, 0.0, 0.4, 0.0, 0.0]])
+
+
+def chain_of(q: torch.Tensor) -> Draft:
+    """A chain that could have been sampled from these rows."""
+    return Draft.chain(q.argmax(-1).tolist(), q=[Proposal(row) for row in q])
+
+
+@pytest.mark.parametrize("verifier", ["auto", "rejection"])
+def test_drafts_sampled_in_the_scheduler_leave_the_target_distribution_unchanged(verifier: str) -> None:
+    torch.manual_seed(11)
+    drafts = torch.stack([torch.multinomial(q, NUM, True) for q in SPARSE], dim=1)
+    emitted = emit(drafts, lambda _: True, SparseQ.of(chain_of(SPARSE)), verifier=verifier)
+    assert p_value(emitted) > 1e-3
+    expected = float(torch.minimum(P[0], SPARSE[0]).sum())
+    assert np.mean([len(tokens) > 1 for tokens in emitted]) > 0.9 * expected, "draft tokens were accepted"
+
+
+def test_sabotaged_a_q_that_was_not_sampled_from_changes_the_distribution() -> None:
+    torch.manual_seed(11)
+    flat = torch.where(SPARSE > 0, 1.0, 0.0)
+    drafts = torch.stack([torch.multinomial(q, NUM, True) for q in SPARSE], dim=1)
+    wrong = SparseQ.of(chain_of(flat / flat.sum(-1, keepdim=True)))
+    assert p_value(emit(drafts, lambda _: True, wrong)) < 1e-6
+
+
+def test_a_truncated_draft_has_the_first_rows_of_its_q() -> None:
+    q = SparseQ.of(chain_of(SPARSE))
+    assert torch.equal(q.dense(2, VOCAB), SPARSE)
+    assert torch.equal(q.dense(1, VOCAB), SPARSE[:1])
 
 
 def test_lenience_accepts_more_and_bounds_the_probability_of_every_token() -> None:
@@ -141,7 +178,8 @@ def test_requests_below_their_minimum_are_not_verified_by_rejection() -> None:
     runner._draft_probs, runner._draft_prob_req_ids = Q.expand(2, *Q.shape), runner.input_batch.req_ids
     sampler = SpeculativeSampler(StockSampler(), runner, SpeculationConfig())
     sampler.plan = StepPlan(sampled=frozenset(runner.input_batch.req_ids))
-    rejection = sampler._rejection_requests([[1, 2], [1, 2]], sampling(2, outputs, logitsprocs=processors))
+    settings = sampling(2, outputs, logitsprocs=processors)
+    rejection = sampler._rejection_requests([[1, 2], [1, 2]], settings, VOCAB)
     assert list(rejection) == [1]
 
 

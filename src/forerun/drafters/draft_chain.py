@@ -42,12 +42,7 @@ class DraftChain:
         """The chain as a request's draft, with q if its tokens are sampled."""
         return Draft.chain(
             self.tokens,
-            q=self.proposals if is_unseeded(view) else (),
+            q=self.proposals if view.sampling.unseeded else (),
             source=source,
             survival=np.cumprod(self.probs, dtype=np.float32),
         )
-
-
-def is_unseeded(view: RequestView) -> bool:
-    """Whether the request is sampled without a seed, so that its draft tokens need their q."""
-    return not view.sampling.greedy and view.sampling.seed is None

@@ -22,7 +22,7 @@ from forerun.core.logits_warper import probabilities
 from forerun.core.noise import signed
 from forerun.core.tensors import torch
 from forerun.drafters.beam_tree import BeamTree
-from forerun.drafters.draft_chain import DraftChain, is_unseeded
+from forerun.drafters.draft_chain import DraftChain
 from forerun.drafters.draft_rows import DraftRows, processed_logits
 from forerun.drafters.sampled_tree import SampledTree, SiblingRates, tree_shape
 from forerun.drafters.tree_merge import descend
@@ -77,7 +77,7 @@ class ModelDrafter:
         drafting = [i for i, capacity in enumerate(max_lengths) if capacity > 0]
         if drafting:
             logits = self._catch_up([views[i] for i in drafting])
-            sampled = {i for i in drafting if is_unseeded(views[i])}
+            sampled = {i for i in drafting if views[i].sampling.unseeded}
             chains = drafting if self.branches == 1 else []
             trees = [i for i in drafting if self.branches > 1 and i not in sampled]
             sampled_trees = [i for i in drafting if self.branches > 1 and i in sampled]

@@ -21,8 +21,8 @@ NAME: Final = "ngram"
 class NgramDrafter:
     """Drafts from frequency tables of order 2 to `order` over the last `max_tokens` tokens of a request.
 
-    With `rng` and a `vocab_size`, draft tokens are sampled from the counts instead, each with its q. The
-    chain is as long as the budget unless it reaches an unknown context.
+    With `rng` and a `vocab_size`, draft tokens of sampled requests without a seed are sampled from the counts
+    instead, each with its q. Such a chain is as long as the budget unless it reaches an unknown context.
     """
 
     def __init__(
@@ -49,9 +49,8 @@ class NgramDrafter:
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         """One chain per view."""
-        propose_one = self._choose if self.rng is None else self._sample
         return [
-            propose_one(self._catch_up(view), budget) if budget > 0 else Draft.chain([])
+            self._propose_one(view, budget) if budget > 0 else Draft.chain([])
             for view, budget in zip(views, budgets, strict=True)
         ]
 
@@ -61,6 +60,12 @@ class NgramDrafter:
     def forget(self, id: str) -> None:  # noqa: A002
         """Drop a request."""
         self._requests.pop(id, None)
+
+    def _propose_one(self, view: RequestView, budget: int) -> Draft:
+        request = self._catch_up(view)
+        if self.rng is not None and view.sampling.unseeded:
+            return self._sample(request, budget)
+        return self._choose(request, budget)
 
     def _catch_up(self, view: RequestView) -> _NgramState:
         """State of a view's request, with all its tokens counted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
@@ -15,7 +16,7 @@ from forerun.drafters.predicted_output import PredictionDrafter
 from forerun.drafters.static_table_cache import load_static_table
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError
-from forerun.types import Drafter, LogitsDrafter, RequestView, TopTokens, Verdict
+from forerun.types import Drafter, LogitsDrafter, RequestView, SamplingParams, TopTokens, Verdict
 
 ENGINE_ONLY: Final = ("grammar", "model")
 """Drafters that need an engine: tokens forced by a grammar, and a draft model beside the target."""
@@ -27,21 +28,22 @@ def make_drafters(
     chain: bool = False,
     vocabulary: str | None = None,
     model: str | None = None,
+    vocab_size: int | None = None,
 ) -> dict[str, Drafter]:
     """Create and warm up the drafters that a configuration names, except those in `ENGINE_ONLY`.
 
     `chain` is for engines that do not verify trees. With the fingerprint of the model's vocabulary, corpora
     of another tokenizer are rejected. With the name or directory of the target model, its static table is
-    used, if there is one.
+    used, if there is one. With `vocab_size`, the engine verifies sampled draft tokens against q, and drafters
+    sample them if the configuration says so.
     """
+    engine = EngineFacts(chain, vocabulary, model, vocab_size)
     if "auto" in config.drafters:
         own_text_config = config.model_copy(update={"share_outputs": False, "corpora": ()})
     else:
         own_text_config = config
     return {
-        name: warm_up(
-            _find_factory(name)(own_text_config if name == "ngram" else config, chain, vocabulary, model)
-        )
+        name: warm_up(_find_factory(name)(own_text_config if name == "ngram" else config, engine))
         for name in config.names
         if name not in ENGINE_ONLY
     }
@@ -73,9 +75,10 @@ _WARM_UP_ROWS: Final = TopTokens(
 
 def warm_up(drafter: Drafter) -> Drafter:
     """Compile what a drafter needs, for a growing text and for a repeated one; returns the drafter."""
-    for name in ("warm-up", "warm-up again"):
+    for name, sampling in (("warm-up", SamplingParams()), ("warm-up again", SamplingParams(temperature=0))):
         for text in ([1, 2, 1, 2], [1, 2, 1, 2, 1]):
-            (draft,) = drafter.propose([RequestView(name, text, num_prompt=2, salt="forerun warm-up")], [4])
+            view = RequestView(name, text, num_prompt=2, salt="forerun warm-up", sampling=sampling)
+            (draft,) = drafter.propose([view], [4])
             drafter.learn(name, draft, Verdict((), 1))
             if isinstance(drafter, LogitsDrafter):
                 drafter.learn_logits(name, _WARM_UP_ROWS)
@@ -83,7 +86,17 @@ def warm_up(drafter: Drafter) -> Drafter:
     return drafter
 
 
-DrafterFactory = Callable[[SpeculationConfig, bool, str | None, str | None], Drafter]
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What drafters may need to know of their engine; the arguments of `make_drafters`."""
+
+    chain: bool = False
+    vocabulary: str | None = None
+    model: str | None = None
+    vocab_size: int | None = None
+
+
+DrafterFactory = Callable[[SpeculationConfig, EngineFacts], Drafter]
 
 
 def _find_factory(name: str) -> DrafterFactory:
@@ -112,22 +125,22 @@ def _create(name: str, factory: Callable[[], object]) -> Drafter:
     return drafter
 
 
-def _make_suffix(
-    config: SpeculationConfig, chain: bool, vocabulary: str | None, model: str | None
-) -> Drafter:
+def _make_suffix(config: SpeculationConfig, engine: EngineFacts) -> Drafter:
     return SuffixDrafter(
-        chain=chain,
+        chain=engine.chain,
         share_outputs=config.share_outputs,
-        corpora=[Corpus(file, vocabulary=vocabulary) for file in config.corpora],
-        static_table=None if model is None else load_static_table(model),
+        corpora=[Corpus(file, vocabulary=engine.vocabulary) for file in config.corpora],
+        static_table=None if engine.model is None else load_static_table(engine.model),
     )
 
 
-def _make_ngram(config: SpeculationConfig, *_: object) -> Drafter:
+def _make_ngram(config: SpeculationConfig, engine: EngineFacts) -> Drafter:
     if config.share_outputs or config.corpora:
         raise ConfigurationError(
             "ngram drafts from a request's own text only; use suffix for share_outputs and corpora"
         )
+    if config.sampled and engine.vocab_size is not None:
+        return NgramDrafter(rng=np.random.default_rng(), vocab_size=engine.vocab_size)
     return NgramDrafter()
 
 

@@ -19,7 +19,7 @@ from forerun.core.exponential_race import race_confidences
 from forerun.core.logits_processors import RowContext
 from forerun.core.noise import signed
 from forerun.core.tensors import torch
-from forerun.drafters.draft_chain import DraftChain, is_unseeded
+from forerun.drafters.draft_chain import DraftChain
 from forerun.drafters.draft_model import NAME, ModelDrafter
 from forerun.drafters.draft_rows import DraftRows
 from forerun.drafters.outcomes import AcceptanceRate, Outcome, likely_outcomes
@@ -168,7 +168,7 @@ class RunAheadModel(ModelDrafter):
         seed = view.sampling.seed
         last = DraftRows(BatchSampling.of([view.sampling]), [RowContext()], positions[-1:], [seed])
         q = [torch.as_tensor(proposal.probs) for proposal in each.chain.proposals]
-        if is_unseeded(view):
+        if view.sampling.unseeded:
             return torch.stack([*q, *last.distributions(last_logits[None])])
         confidences = torch.stack([*q, *last.confidences(last_logits[None])])
         if not view.sampling.greedy:

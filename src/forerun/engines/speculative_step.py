@@ -38,7 +38,7 @@ class DraftRequest:
     @property
     def has_chosen_drafts(self) -> bool:
         """Whether draft tokens are chosen, not sampled, so that the controller may drop some of them."""
-        return self.greedy or self.view.sampling.seed is not None
+        return self.greedy or not self.view.sampling.unseeded
 
 
 def drafters_of(

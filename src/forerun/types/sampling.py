@@ -80,6 +80,11 @@ class SamplingParams:
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
+    def unseeded(self) -> bool:
+        """Whether tokens are sampled without a seed, so that draft tokens may be sampled from a q as well."""
+        return not self.greedy and self.seed is None
+
+    @property
     def looks_back(self) -> bool:
         """Whether logits processors depend on earlier tokens: penalties or bad words are set."""
         penalised = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (

@@ -13,7 +13,7 @@ from forerun.drafters.match_tree import UNSEEN_VOTES, UNSEEN_VOTES_PER_CANDIDATE
 from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.ngram_counts import NgramCounts
 from forerun.errors import ConfigurationError
-from forerun.types import Drafter, RequestView
+from forerun.types import Drafter, RequestView, SamplingParams
 from unit.drafters import naive
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=120)
@@ -133,6 +133,16 @@ def test_sampled_draft_tokens_carry_the_q_they_were_sampled_from() -> None:
         num_sampled[int(draft.tokens[0])] += 1
     # Of 2,000 draws with probability 2/3, a share outside these bounds has a probability below 1e-6.
     assert 0.61 < num_sampled[2] / 2000 < 0.72
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0), SamplingParams(seed=5)])
+def test_greedy_and_seeded_requests_get_the_most_frequent_continuation(sampling: SamplingParams) -> None:
+    drafter = NgramDrafter(order=2, rng=np.random.default_rng(0), vocab_size=8)
+    for number in range(50):
+        view = RequestView(str(number), [1, 2, 1, 2, 1, 3, 1], sampling=sampling)
+        (draft,) = drafter.propose([view], [1])
+        assert draft.tokens.tolist() == [2]
+        assert not draft.sampled.any()
 
 
 @given(texts, st.integers(0, 2**32 - 1))

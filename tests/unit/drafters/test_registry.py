@@ -11,6 +11,7 @@ from forerun.drafters.ngram import NgramDrafter
 from forerun.drafters.registry import make_drafter, make_drafters
 from forerun.drafters.suffix import SuffixDrafter
 from forerun.errors import ConfigurationError, VocabularyMismatch
+from forerun.types import RequestView
 
 
 def test_the_default_is_a_suffix_drafter_without_sharing() -> None:
@@ -60,6 +61,16 @@ def test_every_named_drafter_is_made() -> None:
     shared = make_drafters(SpeculationConfig(share_outputs=True))
     assert isinstance(shared["suffix"], SuffixDrafter)
     assert shared["suffix"].store is not None
+
+
+@pytest.mark.parametrize(("sampled", "vocab_size"), [(True, 8), (True, None), (False, 8)])
+def test_ngram_samples_if_configured_and_if_the_engine_verifies_q(
+    sampled: bool, vocab_size: int | None
+) -> None:
+    config = SpeculationConfig(drafters=("ngram",), sampled=sampled)
+    drafter = make_drafters(config, vocab_size=vocab_size)["ngram"]
+    (draft,) = drafter.propose([RequestView("r", [1, 2, 1])], [1])
+    assert draft.sampled.tolist() == [sampled and vocab_size is not None]
 
 
 def test_a_request_that_names_no_drafter_uses_all_that_are_named_in_the_configuration() -> None:

@@ -116,7 +116,8 @@ def test_without_a_runner_the_arguments_are_for_the_one_that_vllm_will_use(
 
 
 def test_only_v1_verifies_in_another_way_than_by_matching() -> None:
-    for config in (SpeculationConfig(lenience=0.5), SpeculationConfig(verifier="block")):
+    for changes in ({"lenience": 0.5}, {"verifier": "block"}, {"sampled": True}):
+        config = SpeculationConfig(**changes)
         engine_arguments(config, runner="v1")
         with pytest.raises(ConfigurationError, match="V2"):
             engine_arguments(config, runner="v2")
@@ -177,10 +178,10 @@ def test_a_speculator_of_vllm_is_passed_on_as_the_drafter_model(given: list[str]
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "mtp", "deepseek_mtp", "dflash"])
-def test_speculators_that_run_a_model_need_v2_unless_they_are_draft_models(method: str) -> None:
+def test_speculators_that_run_a_model_are_accepted_and_dflash_needs_v2(method: str) -> None:
     given = ["--spec-method", method, "--spec-model", "head", "--spec-tokens", "2"]
     assert value_of(flags_for(given), "--speculative-config")["method"] == method
-    if method == "draft_model":
+    if method != "dflash":
         passed = value_of(flags_for(given, "v1"), "--speculative-config")
         assert passed["draft_sample_method"] == "probabilistic"
     else:

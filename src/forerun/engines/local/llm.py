@@ -118,7 +118,7 @@ class LLM:
             chosen.models, target, self.tokenizer, tree=tree, run_ahead=chosen.config.run_ahead
         )
         return {
-            **make_drafters(chosen.config, chain=not tree, model=model),
+            **make_drafters(chosen.config, chain=not tree, model=model, vocab_size=target.vocab_size),
             **{name: warm_up(each) for name, each in chosen.objects.items()},
             **self._draft_models,
         }

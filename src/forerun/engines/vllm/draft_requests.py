@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from forerun.engines.speculative_step import DraftRequest, drafters_of
 from forerun.engines.vllm.request_options import DEFAULT_OPTIONS, NO_DRAFTER, RequestOptions
-from forerun.types import RequestView, Tokens
-from forerun.types.sampling import GREEDY_TEMPERATURE
+from forerun.types import RequestView, SamplingParams, Tokens
+
+GREEDY: Final = SamplingParams(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class DraftRequestBuilder:
             budget = min(share, self._max_draft(request, prepared.max_draft, num_pending))
             last = prepared.last
             if last.max_tokens != budget or last.view.num_prompt != request.num_prompt_tokens:
-                view = view_of(request, last.view.prediction)
+                view = view_of(request, last.view.prediction, last.view.sampling)
                 last = prepared.last = replace(last, view=view, max_tokens=budget)
             result.append(last)
         return result
@@ -80,15 +81,15 @@ class DraftRequestBuilder:
             options = RequestOptions.parse_or_default(params.extra_args, self.drafters)
         limit = self.max_draft_tokens
         max_draft = limit if options.max_draft is None else min(options.max_draft, limit)
-        greedy = params is None or params.temperature < GREEDY_TEMPERATURE
+        sampling = GREEDY if params is None else SamplingParams(params.temperature, seed=params.seed)
         prepared = self._prepared[request.request_id] = _Prepared(
             max_draft,
             params is not None and params.thinking_token_budget is not None,
             DraftRequest(
-                view_of(request, _prediction(options)),
+                view_of(request, _prediction(options), sampling),
                 max_draft,
                 self._drafters(options),
-                greedy,
+                sampling.greedy,
                 options.adaptive,
             ),
         )
@@ -123,13 +124,14 @@ class DraftRequestBuilder:
         return max(0, min(until_full - 1, until_done - 1, limit))
 
 
-def view_of(request: Any, prediction: Tokens | None = None) -> RequestView:
-    """A request of vLLM as drafters see it."""
+def view_of(request: Any, prediction: Tokens | None = None, sampling: SamplingParams = GREEDY) -> RequestView:
+    """A request of vLLM as drafters see it; of its settings they see the temperature and the seed."""
     return RequestView(
         request.request_id,
         request.all_token_ids,
         num_prompt=request.num_prompt_tokens,
         salt=request.cache_salt,
+        sampling=sampling,
         prediction=prediction,
     )
 

@@ -37,14 +37,14 @@ def make_speculator(
 ) -> Speculator:
     """A speculator of chains with these drafters, by default those of `additional_config["forerun"]`.
 
-    vLLM's sampler verifies its draft tokens as chosen ones.
+    Draft tokens are verified as chosen ones, unless the configuration says `sampled`.
     """
     config = speculation_config(vllm_config)
     with log_compilation():
         return Speculator(
             make_chain_drafters(vllm_config) if drafters is None else drafters,
             cost or StepCost.default(),
-            DraftFormat(vllm_config.model_config.get_vocab_size(), trees=False, q=False),
+            DraftFormat(vllm_config.model_config.get_vocab_size(), trees=False, q=config.sampled),
             default_drafters=config.default_names,
             adaptive=config.adaptive,
             counters=stats,
@@ -60,7 +60,8 @@ def make_chain_drafters(vllm_config: Any) -> dict[str, Drafter]:
     config = speculation_config(vllm_config)
     tokenizer = vllm_config.model_config.tokenizer
     vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if config.corpora else None
-    return make_drafters(config, chain=True, vocabulary=vocabulary)
+    vocab_size = vllm_config.model_config.get_vocab_size()
+    return make_drafters(config, chain=True, vocabulary=vocabulary, vocab_size=vocab_size)
 
 
 def make_chain_drafter(vllm_config: Any, counters: DrafterCounters) -> ChainDrafter:

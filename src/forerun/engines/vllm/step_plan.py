@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from forerun.drafters.static_table import StaticTable
+from forerun.engines.vllm.sparse_q import SparseQ
 from forerun.types import Tokens
 
 PLACEHOLDER: Final = -1
@@ -54,12 +55,14 @@ class StepPlan:
 
     The worker must not infer the latter: a looked-up draft token may equal the sampled one, and verifying it
     against q in just that case would condition on its value and bias the output distribution.
+    Their q stays in the worker; `q` has that of chains which a drafter sampled in the scheduler.
     `drafting` is for drafters in the worker, and None in a step that plans no draft tokens from them. For the
     requests of `wants_logits` the worker reports the likeliest next tokens at their rows.
     """
 
     number: int | None = None
     sampled: frozenset[str] = frozenset()
+    q: Mapping[str, SparseQ] = field(default_factory=dict)
     drafting: DraftingPlan | None = None
     wants_logits: frozenset[str] = frozenset()
 

@@ -14,12 +14,15 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
 
 from forerun.control.accounting import Goodput
+from forerun.engines.guarded_drafter import as_chosen
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.top_token_rows import TopRows, chain_top_tokens
 from forerun.engines.vllm import draft_token_transfer
 from forerun.engines.vllm.draft_requests import is_decoding, view_of
 from forerun.engines.vllm.grammar import GRAMMAR, constrain
+from forerun.engines.vllm.launch import speculation_config
 from forerun.engines.vllm.lookup_pause import LookupPause
+from forerun.engines.vllm.sparse_q import SparseQ
 from forerun.engines.vllm.speculation import chain_verdict, with_accepted
 from forerun.engines.vllm.speculative_scheduler import InFlightStep, SpeculativeScheduler
 from forerun.engines.vllm.static_table import use_static_table
@@ -34,6 +37,7 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
         super().__init__(*args, **kwargs)
         self.lookup_pause = LookupPause(self.speculator)
         self._decoding: list[Any] = []
+        self._samples_drafts = speculation_config(self.vllm_config).sampled
         self._close_seconds = {False: 0.0, True: 0.0}  # of the last step without and with draft tokens
         if self.draft_model is None and not self.use_v2_model_runner:
             draft_token_transfer.leave_out(self)
@@ -63,7 +67,8 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
             output.num_spec_tokens_to_schedule = self._plan_draft_model(step, output, num_pending=1)
         if output.total_num_scheduled_tokens:
             number = next(self._step_numbers)
-            attach_plan(output, StepPlan(number, sampled, wants_logits=_wants_logits(step, output)))
+            q = _q_by_request(step) if self._samples_drafts else {}
+            attach_plan(output, StepPlan(number, sampled, q, wants_logits=_wants_logits(step, output)))
             self._in_flight[number] = InFlightStep(step, started_at)
         return output
 
@@ -95,7 +100,8 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
     def _constrain(self, request: Any, draft_request: DraftRequest, draft: Draft) -> Draft:
         """The draft as far as the request's grammar allows it, then the tokens that the grammar forces."""
         num_left = draft_request.max_tokens if self.speculator.uses(draft_request, GRAMMAR) else 0
-        return constrain(draft, request, self.structured_output_manager, max_tokens=num_left)
+        chosen = as_chosen(draft) if draft.q else draft  # what the grammar cuts off depends on the tokens
+        return constrain(chosen, request, self.structured_output_manager, max_tokens=num_left)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Take the draft model's tokens for the next step; the V1 runner reports its time with them."""
@@ -138,6 +144,15 @@ class SyncScheduler(SpeculativeScheduler[SpeculativeStep], StockScheduler):  # t
 
     def _forget(self, request: Any) -> None:
         self.speculator.forget(request.request_id, view_of(request))
+
+
+def _q_by_request(step: SpeculativeStep) -> dict[str, SparseQ]:
+    """The q of every draft that a drafter of this process sampled."""
+    return {
+        request.name: SparseQ.of(draft)
+        for request, draft in zip(step.requests, step.drafts, strict=True)
+        if draft.q
+    }
 
 
 def _wants_logits(step: SpeculativeStep, scheduler_output: Any) -> frozenset[str]:

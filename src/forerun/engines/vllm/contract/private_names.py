@@ -233,6 +233,7 @@ REQUEST: Final = PrivateNames(
         "vllm.sampling_params.SamplingParams": (
             "extra_args",
             "structured_outputs",
+            "seed",
             "temperature",
             "thinking_token_budget",
         ),

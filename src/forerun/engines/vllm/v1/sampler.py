@@ -82,7 +82,7 @@ class SpeculativeSampler(torch.nn.Module):
         del draft_probs
         sampling_metadata = one_row_per_request(sampling_metadata)
         drafts = _split(metadata.draft_token_ids.tolist(), metadata.num_draft_tokens)
-        rejection = self._rejection_requests(drafts, sampling_metadata)
+        rejection = self._rejection_requests(drafts, sampling_metadata, logits.shape[-1])
         if not rejection and is_argmax_only(sampling_metadata):
             rows = self.stock_sampler.greedy_sample(logits.to(torch.float32)).tolist()
             return _match_rows(drafts, rows, metadata.max_spec_len, logits.device)
@@ -162,7 +162,7 @@ class SpeculativeSampler(torch.nn.Module):
                     del output[length:]
 
     def _rejection_requests(
-        self, drafts: Sequence[Sequence[int]], sampling: SamplingMetadata
+        self, drafts: Sequence[Sequence[int]], sampling: SamplingMetadata, vocab_size: int
     ) -> dict[int, RejectionRequest]:
         """The requests, by index, that need rejection sampling."""
         names = self.runner.input_batch.req_ids
@@ -171,7 +171,8 @@ class SpeculativeSampler(torch.nn.Module):
         rejection = {}
         for request, draft in enumerate(drafts):
             if draft and not any(request in min_tokens for min_tokens in below_min_tokens(sampling)):
-                q, lenience = self._q(names[request], len(draft)), self._lenience(names[request])
+                q = self._q(names[request], len(draft), vocab_size)
+                lenience = self._lenience(names[request])
                 greedy = sampling.all_greedy or float(sampling.temperature[request]) < GREEDY_TEMPERATURE
                 matched = greedy or request in sampling.generators or self._has_grammar(names[request])
                 if lenience < 1:
@@ -180,9 +181,11 @@ class SpeculativeSampler(torch.nn.Module):
                     rejection[request] = RejectionRequest(draft, q, greedy, lenience)
         return rejection
 
-    def _q(self, name: str, num_draft_tokens: int) -> torch.Tensor | None:
+    def _q(self, name: str, num_draft_tokens: int, vocab_size: int) -> torch.Tensor | None:
         """The distributions that a request's draft tokens were sampled from; None if they were chosen."""
         runner = self.runner
+        if name in self.plan.q:
+            return self.plan.q[name].dense(num_draft_tokens, vocab_size)
         if name not in self.plan.sampled or runner._draft_probs is None:
             return None
         if name not in runner._draft_prob_req_ids:
