@@ -254,6 +254,21 @@ def test_generate_takes_a_configuration(tiny_llama: Any) -> None:
     assert llm.generate(prompt, max_tokens=40)[0].token_ids == without.token_ids
 
 
+def test_the_command_reads_a_configuration_file(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "speculation.json"
+    drafted = {}
+    for max_draft in (0, 8):
+        file.write_text(json.dumps({"adaptive": False, "max_draft": max_draft}))
+        done = generate(model, "abcabcabc", "--max-tokens", "8", "--json", "--speculation", str(file))
+        assert done.exit_code == 0, done.stderr
+        drafted[max_draft] = json.loads(done.stdout)["stats"]["draft_tokens"]
+    assert drafted[0] == 0 < drafted[8]
+    file.write_text('{"max_drafts": 8}')
+    refused = generate(model, "abc", "--speculation", str(file))
+    assert refused.exit_code == 1
+    assert "max_draft" in refused.stderr
+
+
 @pytest.mark.parametrize("empty", ["", []])
 def test_an_empty_prompt_of_a_file_fails_alone(model: Path, tmp_path: Path, empty: str | list[int]) -> None:
     prompts = tmp_path / "prompts.jsonl"
