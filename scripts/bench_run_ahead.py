@@ -44,6 +44,9 @@ RECORD: Final = ROOT / "docs/records/run-ahead.json"
 """The record, which is continued."""
 
 MAX_TOKENS: Final = 96
+ONE_REQUEST: Final[dict[str, Any]] = {"max_batch": 1, "max_length": 2048}
+"""KV cache for one request: that of the default settings takes 6 GB in each of the three engines."""
+
 RUN_AHEAD, IN_TURNS, ALL_CORES = "run-ahead", "in turns", "sequential, all cores"
 TARGET_CPU, DRAFT_CPU = 0, 1
 """The cores of the first two arms."""
@@ -99,11 +102,11 @@ def settings_of(target: Runner, draft: Path, max_outcomes: int) -> WorkerSetting
 def make_arms(model: Path, draft: Path, length: int) -> dict[str, tuple[LLM, TimedProcess | None]]:
     """An engine for each arm."""
     config = SpeculationConfig(adaptive=False, max_draft=length)
-    all_cores = LLM(model, f"model:{draft}", dtype="float32", tree=False, config=config)
+    all_cores = LLM(model, f"model:{draft}", dtype="float32", tree=False, config=config, **ONE_REQUEST)
     arms: dict[str, tuple[LLM, TimedProcess | None]] = {ALL_CORES: (all_cores, None)}
     for name, outcomes in ((RUN_AHEAD, MAX_OUTCOMES), (IN_TURNS, 0)):
         process = TimedProcess(settings_of(all_cores.engine.target, draft, outcomes))
-        arms[name] = LLM(model, process, dtype="float32", tree=False, config=config), process
+        arms[name] = LLM(model, process, dtype="float32", tree=False, config=config, **ONE_REQUEST), process
     return arms
 
 
@@ -192,11 +195,11 @@ def kill_often(
     model: Path, draft: Path, prompts: Sequence[Question], length: int, num_kills: int
 ) -> dict[str, Any]:
     """Kill the draft model's process again and again while prompts are decoded; compare the outputs."""
-    plain = LLM(model, "none", dtype="float32")
+    plain = LLM(model, "none", dtype="float32", **ONE_REQUEST)
     settings = settings_of(plain.engine.target, draft, MAX_OUTCOMES)
     process = TimedProcess(settings, max_restart_interval=0.5)
     config = SpeculationConfig(adaptive=False, max_draft=length)
-    llm = LLM(model, process, dtype="float32", tree=False, config=config)
+    llm = LLM(model, process, dtype="float32", tree=False, config=config, **ONE_REQUEST)
     killed, stopping = [0], threading.Event()
 
     def kill() -> None:

@@ -115,7 +115,7 @@ class DraftWorker:
                 is_idle = next(preparing, self) is self
             try:
                 message = receive(self._connection)
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             if isinstance(message, ForgetMessage):
                 self._texts.pop(message.id, None)
