@@ -53,17 +53,19 @@ TARGET_CPU, DRAFT_CPU = 0, 1
 
 
 class TimedProcess(DraftProcess):
-    """Records the seconds of each proposal, by whether the draft was prepared."""
+    """Records the seconds of each proposal, by whether the draft was prepared; counts those with drafts."""
 
     def __init__(self, settings: WorkerSettings, **options: Any) -> None:
         super().__init__(settings, **options)
         self.seconds: dict[str, list[float]] = {"hit": [], "miss": []}
+        self.num_answered = 0
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft]:
         """Propose, and record the time; the first proposal of a request is neither hit nor miss."""
         before, began = self.stats, time.perf_counter()
         drafts = super().propose(views, budgets)
         seconds = time.perf_counter() - began
+        self.num_answered += any(map(len, drafts))
         if self.stats.num_hits > before.num_hits:
             self.seconds["hit"].append(seconds)
         elif self.stats.num_misses > before.num_misses:
@@ -194,7 +196,10 @@ def vars_of(ratio: Any) -> list[float]:
 def kill_often(
     model: Path, draft: Path, prompts: Sequence[Question], length: int, num_kills: int
 ) -> dict[str, Any]:
-    """Kill the draft model's process again and again while prompts are decoded; compare the outputs."""
+    """Kill the draft model's process again and again while prompts are decoded; compare the outputs.
+
+    Each process is killed at a random time after its first draft.
+    """
     plain = LLM(model, "none", dtype="float32", **ONE_REQUEST)
     settings = settings_of(plain.engine.target, draft, MAX_OUTCOMES)
     process = TimedProcess(settings, max_restart_interval=0.5)
@@ -203,10 +208,13 @@ def kill_often(
     killed, stopping = [0], threading.Event()
 
     def kill() -> None:
-        while not stopping.wait(random.uniform(0.1, 3.0)) and killed[0] < num_kills:  # noqa: S311
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-                killed[0] += 1
+        num_answered = 0
+        while not stopping.wait(random.uniform(0.05, 0.8)) and killed[0] < num_kills:  # noqa: S311
+            if process.num_answered > num_answered:
+                num_answered = process.num_answered
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+                    killed[0] += 1
 
     thread = threading.Thread(target=kill)
     thread.start()

@@ -60,8 +60,8 @@ def make_drafters(tiny_llama: Any, *names: str, slots: int = 4, branches: int = 
         "ngram, sampled": lambda: NgramDrafter(order=2, rng=np.random.default_rng(5), vocab_size=VOCAB),
         "suffix": SuffixDrafter,
         "model": lambda: draft_model(0.05, branches),
-        "model, trees": lambda: draft_model(0.05, 3),
-        "another model": lambda: draft_model(0.1, 1),
+        "model with trees": lambda: draft_model(0.05, 3),
+        "model 2": lambda: draft_model(0.1, 1),
         "sampled tree": SampledTree,
     }
     return {name: warm_up(makers[name]()) for name in names}

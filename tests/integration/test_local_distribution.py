@@ -60,8 +60,8 @@ CASES = [
     (("model", "suffix"), "auto"),
     (("sampled tree",), "auto"),
     (("suffix",), "auto"),
-    (("model, trees",), "auto"),
-    (("model", "another model"), "rejection"),
+    (("model with trees",), "auto"),
+    (("model", "model 2"), "rejection"),
     (("ngram, sampled",), "auto"),
     (("ngram, sampled", "suffix"), "auto"),
 ]
