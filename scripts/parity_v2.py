@@ -38,6 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one mixed batch of all settings, and scenarios")
     parser.add_argument("--part", default="1/1", metavar="I/N", help="the I-th of N parts of the settings")
+    parser.add_argument("--trees", action="store_true", help="draft trees, in sync mode")
     parser.add_argument("--mode", action="append", choices=("sync", "async"), help="default: both")
     parser.add_argument("--drafter", action="append", choices=("lookup", "draft_model"), help="default: both")
     parser.add_argument("--sabotage", choices=SABOTAGES, help="run forerun with this defect")
@@ -71,6 +72,8 @@ def matrix(models: Models, arguments: argparse.Namespace) -> Iterator[dict[str, 
     defect = {"sabotage": arguments.sabotage} if arguments.sabotage else {}
     modes: tuple[Mode, ...] = arguments.mode or ("sync", "async")
     drafters: tuple[Drafter, ...] = arguments.drafter or ("lookup", "draft_model")
+    if arguments.trees:
+        modes, drafters = ("sync",), ("trees", "decoys")
     with engine_pool() as pool:
         stock = pool.submit(run_parity, models.target, {}, **request)
         engines = {
@@ -81,6 +84,8 @@ def matrix(models: Models, arguments: argparse.Namespace) -> Iterator[dict[str, 
             mode, drafter = engines[engine]
             for record in compare(stock.result(), engine.result()):
                 yield {**record, "mode": mode, "drafter": drafter, **defect}
+            if counts := engine.result()["trees"]:
+                print(json.dumps({"drafter": drafter, **counts}), file=sys.stderr)
 
 
 def distributions(folder: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

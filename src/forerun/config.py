@@ -75,6 +75,11 @@ class SpeculationConfig(BaseModel):
         default=True,
         description="choose draft lengths by predicted gain; off, verify every draft token there is",
     )
+    draft_trees: bool | None = Field(
+        default=None,
+        description="draft trees instead of chains (default: on in the local engine, off in vLLM, where it"
+        " needs the V2 runner without async scheduling)",
+    )
     share_outputs: bool = Field(
         default=False, description="draft from other requests' outputs, within one cache_salt"
     )

@@ -11,7 +11,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 FOLDER = Path(__file__).parent
-SHARES_UNIT = {"test_v2_heads.py": "test_v2_parity.py"}
+SHARES_UNIT = {"test_v2_heads.py": "test_v2_parity.py", "test_v2_trees.py": "test_v2_parity.py"}
 """Files that run in the unit of another, because they use the output of the same engine."""
 LONGEST_FIRST = (
     "serve",

@@ -1,4 +1,7 @@
-"""Two tensor-parallel ranks on the bench agree on every draft and every token, with async scheduling."""
+"""Two tensor-parallel ranks on the bench agree on every draft and every token.
+
+With async scheduling, and with draft trees without it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import pytest
 
 from v2_bench.models import Models
-from v2_bench.parity import Drafter, drafter_folder, speculative_arguments
+from v2_bench.parity import Drafter, Mode, drafter_folder, speculative_arguments
 from v2_bench.processes import run_on_bench
 
 pytest.importorskip("vllm", reason="needs vLLM: make setup")
@@ -25,9 +28,11 @@ RANKS = {
 
 @pytest.mark.full
 @pytest.mark.usefixtures("all_cores")
-@pytest.mark.parametrize("drafter", ["lookup", "draft_model"])
-def test_ranks_agree_on_every_draft_and_token(v2_models: Models, drafter: Drafter) -> None:
-    options = speculative_arguments(drafter_folder(v2_models, drafter), "async", drafter)
+@pytest.mark.parametrize(
+    ("drafter", "mode"), [("lookup", "async"), ("draft_model", "async"), ("decoys", "sync")]
+)
+def test_ranks_agree_on_every_draft_and_token(v2_models: Models, drafter: Drafter, mode: Mode) -> None:
+    options = speculative_arguments(drafter_folder(v2_models, drafter), mode, drafter)
     ours = run_on_bench("v2_two_ranks", v2_models.target, json.dumps(options), **RANKS)
     first, second = ours["recorded"]
     assert first == second

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from v2_bench.processes import SMALL
+from v2_bench.tree_counts import TreeCounts
 
 COMMON: dict[str, Any] = {"block_size": 32, "disable_log_stats": False, "max_logprobs": 8}
 WITH_TOKENIZER: dict[str, Any] = {
@@ -30,6 +32,10 @@ class BenchEngine:
         config = self.llm.llm_engine.vllm_config
         assert config.use_v2_model_runner, "this engine does not use the V2 runner"
         self.is_async = config.scheduler_config.async_scheduling
+        self.tree_counts: Counter[str] = Counter()
+        scheduler = self.scheduler
+        if getattr(scheduler, "trees", None) is not None:
+            self.tree_counts = TreeCounts(scheduler).counts
 
     def generate(self, prompts: list[Any], params: Any) -> list[dict[str, Any]]:
         """The outputs of requests, in their order."""
@@ -43,6 +49,12 @@ class BenchEngine:
         """The sum of one of vLLM's counters."""
         values = (metric.value for metric in self.llm.get_metrics() if metric.name == f"vllm:{name}")
         return float(sum(values))
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler, or None if the engine runs in another process."""
+        core = getattr(self.llm.llm_engine.engine_core, "engine_core", None)
+        return None if core is None else core.scheduler
 
     @property
     def worker(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -11,11 +11,27 @@ from v2_bench.models import Models
 from v2_bench.processes import run_on_bench
 
 Mode: TypeAlias = Literal["sync", "async"]
-Drafter: TypeAlias = Literal["lookup", "draft_model", "eagle3", "eagle3_speculators", "mtp"]
+Drafter: TypeAlias = Literal[
+    "lookup", "trees", "decoys", "draft_model", "eagle3", "eagle3_speculators", "mtp"
+]
 
 TIGHT: Final = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 18}
 """Chunked prefill and little memory: the baseline prefills each prompt in one step and preempts nothing."""
+TIGHT_WITH_SCRATCH: Final = {
+    **TIGHT,
+    "num_gpu_blocks_override": 24,
+    "max_num_seqs": 12,
+    "max_num_active_seqs": 8,
+}
+"""As many blocks and requests, beside the scratch blocks and sequences of three side paths."""
 MAX_DRAFT: Final = 4
+MAX_TREE: Final = 12
+"""Draft tokens of a tree."""
+TREES: Final[Mapping[str, tuple[str, ...]]] = {
+    "trees": ("suffix", "grammar"),
+    "decoys": ("v2_bench.decoy_drafter:DecoyDrafter",),
+}
+"""The drafters of the engines with draft trees."""
 TOLERANCE: Final = 1e-3
 """Largest difference of log-probabilities: the width of a matrix product changes its rounding."""
 
@@ -27,7 +43,9 @@ def speculative_arguments(model: Path | None, mode: Mode, drafter: Drafter) -> d
 
     given: dict[str, Any] = {"adaptive": False, "max_draft": MAX_DRAFT}
     speculative_config: dict[str, Any] | None = None
-    if drafter == "lookup":
+    if drafter in TREES:
+        given |= {"drafters": TREES[drafter], "draft_trees": True, "max_draft": MAX_TREE}
+    elif drafter == "lookup":
         given |= {"drafters": ("suffix", "grammar")}
     elif drafter == "mtp":
         speculative_config = {"method": "mtp", "num_speculative_tokens": 2}
@@ -62,7 +80,8 @@ def run_forerun_requests(
     models: Models, mode: Mode, drafter: Drafter, requests: Sequence[dict[str, Any]]
 ) -> Any:
     """Like `run_forerun`, for several requests to one engine, in their order."""
-    options = {**speculative_arguments(drafter_folder(models, drafter), mode, drafter), **TIGHT}
+    tight = TIGHT_WITH_SCRATCH if drafter in TREES else TIGHT
+    options = {**speculative_arguments(drafter_folder(models, drafter), mode, drafter), **tight}
     return run_requests(models.mtp if drafter == "mtp" else models.target, options, requests)
 
 

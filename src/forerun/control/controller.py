@@ -150,6 +150,10 @@ class Controller:
         """
         return self._planner.expected_gain(step, candidates)
 
+    def row_price(self, step: Step, num_rows: int) -> float:
+        """The tokens that a step loses, in expectation, by each of `num_rows` rows for draft tokens."""
+        return self._planner.row_price(step, num_rows)
+
     def estimate_survival(self, step: Step, candidates: Candidates) -> FloatArray:
         """Calibrated survival probability of each candidate."""
         return self._planner.estimate_survival(step, candidates)

@@ -158,6 +158,12 @@ class Planner:
         np.add.at(totals, candidates.owners, np.where(candidates.mandatory, net, np.maximum(net, 0.0)))
         return totals
 
+    def row_price(self, step: Step, num_rows: int) -> float:
+        """The tokens that a step loses, in expectation, by each of `num_rows` rows for draft tokens."""
+        (knots, seconds), rate = self._time_value(step)
+        now, wide = (interpolate(knots, seconds, float(step.baseline_rows + each)) for each in (0, num_rows))
+        return float(rate * (wide - now) / max(num_rows, 1))
+
     def estimate_survival(self, step: Step, candidates: Candidates) -> FloatArray:
         """Calibrated survival probability of each candidate."""
         return self._survival.estimate(

@@ -35,6 +35,8 @@ class Step:
     """Whether lookups overlap with the step before. Per class: whether lookups are enabled; the expected
     accepted tokens among the candidates chosen because they pay, and the number of these candidates.
     """
+    num_repeated_rows: int = 0
+    """Rows of draft tokens beyond one per token: paths of a draft tree compute the tokens that they share."""
     expected_tokens: float = field(init=False)
     num_greedy: int = field(init=False)
 
@@ -70,7 +72,7 @@ class Step:
     @property
     def num_rows(self) -> int:
         """Rows of the forward pass, draft tokens included."""
-        return self.baseline_rows + len(self.chosen)
+        return self.baseline_rows + len(self.chosen) + self.num_repeated_rows
 
     def predict_seconds(self, cost: StepCost, *rows: int) -> list[float]:
         """Predicted seconds of steps with these numbers of rows, otherwise like this step."""

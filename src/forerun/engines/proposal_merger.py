@@ -48,12 +48,12 @@ class ProposalMerger:
             elif chosen:
                 step.drafts[index] = merge(list(map(with_estimates, chosen)))
                 merged.append(index)
-        self._keep_best_paths(step, merged)
+        self.keep_best_paths(step, merged)
         for name, drafts in sampled.items():
             self.offer_sampled(step, name, [drafts.get(i, EMPTY_DRAFT) for i in range(len(step.requests))])
 
-    def _keep_best_paths(self, step: SpeculativeStep, merged: Sequence[int]) -> None:
-        """Replace merged trees by their best paths, by calibrated survival."""
+    def keep_best_paths(self, step: SpeculativeStep, merged: Sequence[int]) -> None:
+        """Replace the trees of these requests, by index, by their best paths, by calibrated survival."""
         if not merged:
             return
         candidates = Candidates.from_drafts(step.drafts, partial(self.controller.kind, step.control))

@@ -61,10 +61,12 @@ class SpeculativeStep:
     """A step from its drafts to their outcome. Lists have one entry per request, in the order of `requests`.
 
     `proposals` are the drafts by drafter, `drafts` the ones to verify. `verdicts` is None, and `num_verified`
-    0, where the engine has not verified the draft. `outcomes` has, by drafter, the verified part of its own
+    0, where the engine has not verified the draft. Leading tokens were verified, or with a mask in
+    `verified_nodes` those under it. `outcomes` has, by drafter, the verified part of its own
     draft and the verdict on that part. `first_tokens` are those of the drafts before any was left out, -1 for
     none and for sampled ones. `wants_logits` are the requests, by index, whose drafters learn from the
-    target's logits.
+    target's logits. `paths` are the nodes of the root-to-leaf paths of a request's draft, where an engine
+    verifies trees as paths.
     """
 
     control: Step
@@ -72,10 +74,12 @@ class SpeculativeStep:
     proposals: list[dict[str, Draft]] = field(init=False)
     drafts: list[Draft] = field(init=False)
     verdicts: list[Verdict | None] = field(init=False)
+    verified_nodes: list[BoolArray | None] = field(init=False)
     num_verified: list[int] = field(init=False)
     outcomes: list[dict[str, tuple[Draft, Verdict]]] = field(init=False)
     first_tokens: list[int] = field(default_factory=list)
     wants_logits: frozenset[int] = frozenset()
+    paths: dict[str, list[list[int]]] = field(default_factory=dict)
     _indices: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +87,7 @@ class SpeculativeStep:
         self.proposals = [{} for _ in range(num)]
         self.drafts = [EMPTY_DRAFT] * num
         self.verdicts = [None] * num
+        self.verified_nodes = [None] * num
         self.num_verified = [0] * num
         self.outcomes = [{} for _ in range(num)]
         self._indices = {request.name: index for index, request in enumerate(self.requests)}
@@ -119,10 +124,17 @@ class SpeculativeStep:
         """The draft of a request of this step."""
         return self.drafts[self._indices[name]]
 
-    def record_verdict(self, index: int, verdict: Verdict, num_verified: int | None = None) -> None:
-        """Set the verdict on a request's draft, of which the leading `num_verified` tokens were verified."""
+    def record_verdict(
+        self, index: int, verdict: Verdict, num_verified: int | None = None, nodes: BoolArray | None = None
+    ) -> None:
+        """Set the verdict on a request's draft.
+
+        Its leading `num_verified` tokens were verified, or with a mask the `nodes` under it.
+        """
         num = len(self.drafts[index])
         self.verdicts[index] = verdict
+        if nodes is not None and not nodes.all():
+            self.verified_nodes[index], num_verified = nodes, int(nodes.sum())
         self.num_verified[index] = num if num_verified is None else min(num_verified, num)
         verified, proposals = self.verified(index), self.proposals[index]
         only = next(iter(proposals)) if len(proposals) == 1 else None
@@ -138,6 +150,8 @@ class SpeculativeStep:
     def verified(self, index: int) -> Draft:
         """The part of a request's draft that was verified."""
         draft, num_verified = self.drafts[index], self.num_verified[index]
+        if (nodes := self.verified_nodes[index]) is not None:
+            return as_chosen(draft).select(nodes)
         if num_verified == len(draft):
             return draft
         return as_chosen(draft).truncate(num_verified)  # sampled tokens may be left out of statistics
@@ -178,12 +192,15 @@ class SpeculativeStep:
         if not any(map(len, self.drafts)):
             return _NO_TOKENS, _NO_TOKENS
         accepted_nodes: list[int] = []
-        verified_nodes: list[range] = []
+        verified_nodes: list[Sequence[int]] = []
         start = 0
-        for draft, verdict, num_verified in zip(self.drafts, self.verdicts, self.num_verified, strict=True):
+        for draft, verdict, num_verified, nodes in zip(
+            self.drafts, self.verdicts, self.num_verified, self.verified_nodes, strict=True
+        ):
             if verdict is not None and len(draft):
                 accepted_nodes += [start + node for node in verdict.accepted]
-                verified_nodes.append(range(start, start + num_verified))
+                some = range(num_verified) if nodes is None else np.flatnonzero(nodes).tolist()
+                verified_nodes.append([start + node for node in some])
             start += len(draft)
         accepted, verified = np.zeros(start, dtype=bool), np.zeros(start, dtype=bool)
         accepted[accepted_nodes] = True

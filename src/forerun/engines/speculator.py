@@ -35,7 +35,7 @@ from forerun.engines.proposal_merger import ProposalMerger
 from forerun.engines.speculative_step import DraftRequest, SpeculativeStep
 from forerun.engines.top_token_rows import learning_order
 from forerun.errors import InvalidRequest
-from forerun.types import Drafter, RequestView, TopTokens, Verdict
+from forerun.types import BoolArray, Drafter, RequestView, TopTokens, Verdict
 
 MODEL: Final = "model"
 """The drafter that runs a draft model."""
@@ -211,17 +211,17 @@ class Speculator:
         verdict: Verdict,
         num_verified: int | None = None,
         top_tokens: TopTokens | None = None,
+        nodes: BoolArray | None = None,
     ) -> None:
         """Record the verdict on a request's draft, and report it to each drafter in terms of its own draft.
 
-        `num_verified` is the number of leading draft tokens that were verified, by default all, and
-        `top_tokens` has the likeliest next tokens after the last committed token and after each of them. The
-        verdict on a request forgotten since, or not in this step, is ignored.
+        Its leading `num_verified` tokens, by default all, or the `nodes` under a mask were verified.
+        `top_tokens` are the likeliest next tokens after the last committed token and each of them.
         """
         index = step.index(name)
         if index is None or name not in self._drafters_of:
             return
-        step.record_verdict(index, verdict, num_verified)
+        step.record_verdict(index, verdict, num_verified, nodes)
         if top_tokens is not None:
             ordered = learning_order(top_tokens, verdict.accepted)
             for each in self._learning_from_logits:

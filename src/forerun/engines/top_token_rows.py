@@ -41,7 +41,7 @@ def top_tokens_of(
     }
 
 
-def row_contexts(text: Sequence[int], draft: Draft) -> Int32Array:
+def row_contexts(text: Tokens, draft: Draft) -> Int32Array:
     """The last two tokens at the rows that verify a draft: the row of the last token, then one per node.
 
     -1 stands for a token before the text.

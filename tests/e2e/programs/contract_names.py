@@ -108,9 +108,10 @@ def _members(objects: Iterable[Any], kinds: Iterable[str]) -> dict[str, Any]:
 
 
 def _v2_objects(worker: Any) -> dict[str, Any]:
-    from forerun.engines.vllm.contract import v2_runner
+    from forerun.engines.vllm.contract import draft_trees, v2_runner
 
-    return _objects(worker, v2_runner.V2_RUNNER_OBJECTS | v2_runner.V2_DRAFT_MODEL_OBJECTS)
+    of_runner = v2_runner.V2_RUNNER_OBJECTS | v2_runner.V2_DRAFT_MODEL_OBJECTS
+    return _objects(worker, of_runner | draft_trees.DRAFT_TREES_OBJECTS)
 
 
 def _objects(root: Any, kinds: Mapping[str, str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 
 from e2e.programs.engine_output import answer
 from v2_bench.engine import BenchEngine
-from v2_bench.sabotage import SABOTAGES
+from v2_bench.sabotage import ALL_SABOTAGES
 from v2_bench.scenarios import SCENARIOS
 from v2_bench.settings import (
     ASCII,
@@ -81,6 +82,7 @@ def all_settings(engine: BenchEngine) -> dict[str, dict[str, Any]]:
 
 def run_request(engine: BenchEngine, asked: dict[str, Any]) -> dict[str, Any]:
     """The cells of one request, and the engine's counters since its start."""
+    trees_before = Counter(engine.tree_counts)
     prompts = asked.get("prompts", PROMPTS)[: asked.get("num_prompts", 4)]
     matrix = Matrix(engine, prompts, asked.get("num_tokens", 40))
     batches = asked.get("batches", ("alone", "batched"))
@@ -97,14 +99,19 @@ def run_request(engine: BenchEngine, asked: dict[str, Any]) -> dict[str, Any]:
         matrix.run(name, partial(SCENARIOS[name], engine))
     counted = ("num_preemptions", "prefix_cache_hits", "spec_decode_num_draft_tokens")
     counters = {name: engine.counter(name) for name in counted}
-    return {"cells": matrix.cells, "is_async": engine.is_async, **counters}
+    return {
+        "cells": matrix.cells,
+        "is_async": engine.is_async,
+        "trees": dict(engine.tree_counts - trees_before),
+        **counters,
+    }
 
 
 def main(model: str, options: str, requests: str) -> None:
     engine = BenchEngine(model, json.loads(options))
     results = []
     for asked in json.loads(requests):
-        with SABOTAGES[asked["sabotage"]]() if "sabotage" in asked else nullcontext():
+        with ALL_SABOTAGES[asked["sabotage"]]() if "sabotage" in asked else nullcontext():
             results.append(run_request(engine, asked))
     answer(results)
 

@@ -85,6 +85,7 @@ class LLM:
         self._draft_models: dict[str, DraftModel] = {}
         chosen = resolve_drafters(drafter, config or SpeculationConfig())
         config = chosen.config
+        tree = tree and config.draft_trees is not False
         with log_compilation():
             runner = make_runner(
                 target,

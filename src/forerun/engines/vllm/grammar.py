@@ -16,6 +16,9 @@ import torch
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from forerun.control.candidates import drafter_survival
+from forerun.drafters.tree_merge import best_path, merge
+from forerun.engines.proposal_merger import with_estimates
+from forerun.engines.tree_paths import paths_of
 from forerun.types import Draft
 
 GRAMMAR: Final = "grammar"
@@ -37,6 +40,22 @@ def constrain(draft: Draft, request: Any, manager: Any, *, max_tokens: int) -> D
         return draft
     encode = partial(manager.tokenizer.encode, add_special_tokens=False)
     return _extend(draft, forced_tokens(grammar, draft.tokens.tolist(), max_tokens - len(draft), encode))
+
+
+def constrain_tree(draft: Draft, request: Any, manager: Any, *, max_tokens: int) -> Draft:
+    """A tree as far as a request's grammar allows each of its paths.
+
+    Its best path is extended by forced tokens, as `constrain` does, while the tree has at most `max_tokens`.
+    """
+    allowed = np.zeros(len(draft), dtype=bool)
+    for path in paths_of(draft):
+        allowed[path[: len(manager.validate_tokens(request, draft.tokens[path].tolist()))]] = True
+    tree = with_estimates(draft.select(allowed))
+    if not len(tree):
+        return constrain(tree, request, manager, max_tokens=max_tokens)
+    best = best_path(tree, drafter_survival(tree).astype(np.float64))
+    chain = constrain(best, request, manager, max_tokens=len(best) + max(max_tokens - len(tree), 0))
+    return merge([tree, chain]).truncate(max(max_tokens, len(tree)))
 
 
 def _is_constrained(request: Any, manager: Any) -> bool:

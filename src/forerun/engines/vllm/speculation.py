@@ -35,16 +35,18 @@ def make_speculator(
     cost: StepCost | None = None,
     drafters: Mapping[str, Drafter] | None = None,
 ) -> Speculator:
-    """A speculator of chains with these drafters, by default those of `additional_config["forerun"]`.
+    """A speculator with these drafters, by default those of `additional_config["forerun"]`.
 
-    Draft tokens are verified as chosen ones, unless the configuration says `sampled`.
+    It drafts chains, or with `draft_trees` trees. Draft tokens are verified as chosen ones, unless the
+    configuration says `sampled`.
     """
     config = speculation_config(vllm_config)
+    trees = bool(config.draft_trees)
     with log_compilation():
         return Speculator(
-            make_chain_drafters(vllm_config) if drafters is None else drafters,
+            make_lookup_drafters(vllm_config, trees=trees) if drafters is None else drafters,
             cost or StepCost.default(),
-            DraftFormat(vllm_config.model_config.get_vocab_size(), trees=False, q=config.sampled),
+            DraftFormat(vllm_config.model_config.get_vocab_size(), trees=trees, q=config.sampled),
             default_drafters=config.default_names,
             adaptive=config.adaptive,
             counters=stats,
@@ -52,8 +54,8 @@ def make_speculator(
         )
 
 
-def make_chain_drafters(vllm_config: Any) -> dict[str, Drafter]:
-    """The drafters of a configuration, which draft chains; corpora must have the model's vocabulary.
+def make_lookup_drafters(vllm_config: Any, *, trees: bool = False) -> dict[str, Drafter]:
+    """The drafters of a configuration, which draft chains or trees; corpora must have the model's vocabulary.
 
     They start without a static table, which may be built later; the scheduler hands it to them.
     """
@@ -61,14 +63,14 @@ def make_chain_drafters(vllm_config: Any) -> dict[str, Drafter]:
     tokenizer = vllm_config.model_config.tokenizer
     vocabulary = vocabulary_of(load_tokenizer(tokenizer)) if config.corpora else None
     vocab_size = vllm_config.model_config.get_vocab_size()
-    return make_drafters(config, chain=True, vocabulary=vocabulary, vocab_size=vocab_size)
+    return make_drafters(config, chain=not trees, vocabulary=vocabulary, vocab_size=vocab_size)
 
 
 def make_chain_drafter(vllm_config: Any, counters: DrafterCounters) -> ChainDrafter:
     """The drafter of the worker, for async scheduling; the scheduler looks up the same drafts."""
     with log_compilation():
         return ChainDrafter(
-            make_chain_drafters(vllm_config),
+            make_lookup_drafters(vllm_config),
             vllm_config.model_config.get_vocab_size(),
             max_draft=max_draft_tokens(vllm_config),
             default_drafters=speculation_config(vllm_config).default_names,
@@ -108,8 +110,8 @@ def record_goodput(stats: SpecDecodeStats, step: SpeculativeStep, goodput: Goodp
             stats.record_goodput(drafter, 0.0, None)
         return
     by_source: Counter[str] = Counter()
-    for draft, num_verified in zip(step.drafts, step.num_verified, strict=True):
-        by_source.update(draft.source[:num_verified])
+    for index, num_verified in enumerate(step.num_verified):
+        by_source.update(step.verified(index).source if num_verified else ())
     num_tokens: Counter[str] = Counter()
     for source, num in by_source.items():
         num_tokens.update(dict.fromkeys(sources_of(source), num))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, islice
@@ -154,9 +154,12 @@ class SpeculativeScheduler(ABC, Generic[StepT]):
             output = outputs[indices[name]] if outputs and name in indices else ()
             if len(output) and name in self.speculator.tracked:
                 num_verified = len(scheduled.get(name, ()))
-                self._observe_request(
-                    step, index, output, num_verified, rows.get(name) if name in wanted else None
-                )
+                own_rows = self._rows_of(step, name, rows) if name in wanted else None
+                self._observe_request(step, index, output, num_verified, own_rows)
+
+    def _rows_of(self, step: StepT, name: str, rows: Mapping[str, TopRows]) -> TopRows | None:  # noqa: ARG002
+        """The reported rows of a request's draft."""
+        return rows.get(name)
 
     @abstractmethod
     def _observe_request(

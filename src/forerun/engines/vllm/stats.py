@@ -29,6 +29,7 @@ from forerun.engines.vllm.metric_names import (
     UNDRAFTED_STEPS,
 )
 from forerun.engines.vllm.shared_counters import Series, Values, create_counters
+from forerun.types import ROOT, BoolArray, Draft
 
 logger = logging.getLogger("vllm.forerun")  # a child of vLLM's logger, so that it inherits its settings
 
@@ -105,6 +106,21 @@ class SpecDecodeStats:
                 self.values[drafted + start : drafted + end] += 1
                 self.values[accepted + start : accepted + end_accepted] += 1
             start = end
+
+    def record_tree(self, draft: Draft, nodes: BoolArray, accepted: Sequence[int], num_tokens: int) -> None:
+        """Record that a request verified these nodes of a draft tree and generated `num_tokens`."""
+        self.values[self._steps] += 1
+        self.values[self._tokens] += num_tokens
+        depths: list[int] = []
+        for source, parent, is_verified in zip(
+            draft.source, draft.parents.tolist(), nodes.tolist(), strict=True
+        ):
+            depths.append(0 if parent == ROOT else depths[parent] + 1)
+            for drafter in sources_of(source) if is_verified else ():
+                self.values[self._first_depth[DRAFT_TOKENS, drafter] + depths[-1]] += 1
+        for node in accepted:
+            for drafter in sources_of(draft.source[node]):
+                self.values[self._first_depth[ACCEPTED_TOKENS, drafter] + depths[node]] += 1
 
     def record_undrafted_steps(self, num_requests: int) -> None:
         """Record a step in which this many requests generated a token each, without draft tokens."""

@@ -43,6 +43,8 @@ def check_supported(vllm_config: Any) -> None:
         _check_speculation(vllm_config)
     if speculation_config(vllm_config).invariant:
         _check_invariant(vllm_config)
+    if speculation_config(vllm_config).draft_trees:
+        _check_trees(vllm_config)
 
 
 def _check_invariant(vllm_config: Any) -> None:
@@ -70,6 +72,32 @@ def _check_invariant(vllm_config: Any) -> None:
     for fault, is_present in faults.items():
         if is_present:
             raise UnsupportedEngine(f"invariant mode does not support {fault}, or start without --invariant")
+
+
+def _check_trees(vllm_config: Any) -> None:
+    """Raise `UnsupportedEngine` for a configuration in which paths of draft trees are not verified."""
+    parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
+    method = None if speculative is None else speculative.method
+    is_sharded = parallel.enable_batch_sharded_sampling
+    faults = {
+        "vLLM's V1 model runner; use V2": runner_of(vllm_config) == "v1",
+        "async scheduling; use --no-async-scheduling": vllm_config.scheduler_config.async_scheduling,
+        f"the speculative method {method!r}; use lookup drafters alone": method != LOOKUP_METHODS["v2"],
+        "invariant mode; leave --invariant out": bool(speculation_config(vllm_config).invariant),
+        "LoRA adapters; leave --enable-lora out": vllm_config.lora_config is not None,
+        "KV connectors; leave --kv-transfer-config out": vllm_config.kv_transfer_config is not None,
+        "context parallelism; leave it out": parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1,
+        "batch-sharded sampling; use --no-enable-batch-sharded-sampling": is_sharded,
+        "dual batch overlap; leave --enable-dbo out": parallel.use_ubatching,
+        "multimodal models": vllm_config.model_config.is_multimodal_model,
+        "encoder-decoder models": vllm_config.model_config.is_encoder_decoder,
+        "prompt embeddings; leave --enable-prompt-embeds out": vllm_config.model_config.enable_prompt_embeds,
+        "sampling masks; leave them out": vllm_config.model_config.return_sampling_mask,
+    }
+    for fault, is_present in faults.items():
+        if is_present:
+            raise UnsupportedEngine(f"draft trees do not support {fault}; otherwise leave draft_trees out")
 
 
 def _check_speculation(vllm_config: Any) -> None:

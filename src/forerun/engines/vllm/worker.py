@@ -20,6 +20,7 @@ from forerun.engines.vllm.stats import logger
 from forerun.engines.vllm.step_profiler import profile_steps
 from forerun.engines.vllm.v1.runner import install_sampler, keep_all_logits_processors
 from forerun.engines.vllm.v2.runner import install, lookup_speculator
+from forerun.engines.vllm.v2.tree_steps import install_trees
 
 
 class _SpeculativeWorker:
@@ -65,6 +66,8 @@ class _SpeculativeWorker:
         if self._is_invariant:
             install_decode_shaped_attention(self.model_runner)
         done = super().compile_or_warm_up_model()  # type: ignore[misc]
+        if self.use_v2_model_runner and speculation_config(self.vllm_config).draft_trees:
+            install_trees(self.model_runner)
         try:
             profile_steps(self.model_runner)
         except Exception:

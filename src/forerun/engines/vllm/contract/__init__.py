@@ -20,6 +20,7 @@ from typing import Any, Final
 from torch.nn import Module
 
 from forerun.engines.vllm.contract import checks, v1_runner, v2_runner
+from forerun.engines.vllm.contract.draft_trees import DRAFT_TREES, DRAFT_TREES_OBJECTS
 from forerun.engines.vllm.contract.invariant_mode import INVARIANT
 from forerun.engines.vllm.contract.predicted_output import PREDICTED_OUTPUT
 from forerun.engines.vllm.contract.private_names import (
@@ -60,7 +61,7 @@ COMMON: Final = (FRONT_END, CONFIG, SCHEDULER, REQUEST, WORKER, INVARIANT)
 """The names that an engine uses with both model runners."""
 
 V1: Final = (V1_RUNNER, V1_SPECULATION, V1_LOADED, LOGITS_PROCESSORS)
-V2: Final = (V2_SCHEDULER, V2_RUNNER, V2_DRAFT_MODEL)
+V2: Final = (V2_SCHEDULER, V2_RUNNER, V2_DRAFT_MODEL, DRAFT_TREES)
 
 ENGINE: Final = (*COMMON, *V1, *V2)
 """The names that an engine uses. Without an engine those of both runners are checked."""
@@ -147,9 +148,11 @@ def _check_v2(worker: Any) -> None:
 
 
 def check_loaded_worker(worker: Any) -> None:
-    """Check a worker that has loaded its model; the V2 runner has been checked then."""
+    """Check a worker that has loaded its model and has a KV cache; draft trees use that of the V2 runner."""
     if isinstance(worker.model_runner, checks.find(v1_runner.MODEL_RUNNER)):
         _raise_if(checks.live_faults(worker.model_runner, V1_RUNNER_ONLY, V1_LOADED))
+    elif isinstance(worker.model_runner, checks.find(v2_runner.MODEL_RUNNER)):
+        _raise_if(checks.live_faults(worker, DRAFT_TREES_OBJECTS, DRAFT_TREES))
 
 
 def check_invariant_model(model: Any) -> None:
