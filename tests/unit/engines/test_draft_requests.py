@@ -15,11 +15,14 @@ def builder(*, max_scheduled: int = 1000, use_v2: bool = False) -> DraftRequestB
     return DraftRequestBuilder(scheduler, ["suffix"], max_draft_tokens=8)
 
 
-def running(name: str, *, num_output: int = 1, temperature: float = 0.0, **settings: Any) -> SimpleNamespace:
+def running(
+    name: str, *, num_output: int = 1, temperature: float = 0.0, seed: int | None = None, **settings: Any
+) -> SimpleNamespace:
     """A request of vLLM with a prompt of ten tokens and twenty output tokens at most."""
     extra = {key: value for key, value in settings.items() if key.startswith("forerun")}
     params = SimpleNamespace(
         temperature=temperature,
+        seed=seed,
         extra_args=extra or None,
         thinking_token_budget=settings.get("thinking_token_budget"),
     )
@@ -60,6 +63,9 @@ def test_a_forgotten_request_is_read_anew() -> None:
     build.forget("a")
     assert build.drafters_of("a") is None
     assert not build.build([running("a", temperature=1.0)])[0].greedy
+    seeds = [None, 7]
+    sampled = build.build([running(f"sampled {seed}", temperature=1.0, seed=seed) for seed in seeds])
+    assert [each.view.sampling.unseeded for each in sampled] == [True, False]
 
 
 def test_the_limit_and_the_drafters_of_a_request_are_kept() -> None:
